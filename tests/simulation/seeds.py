@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from types import FrameType
+from typing import Final, NamedTuple, TypeVar
 
 from tests.simulation.history import Violation
 
 __all__ = ["Report", "SeededSimulation", "passed", "printed_elsewhere", "report_seeds", "results_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
+SEED_S: Final = 300.0
+"""Processor time of one seed after which it does not end: most need less than 5 s. A time limit in seconds would depend
+on what else the machine does."""
 
 R = TypeVar("R")
 Report = Callable[..., bool]
 """``report(seeds, pool, tell=...)``: simulates seeds, tells the result, and returns whether no rule was broken."""
+
+
+class TimeLimitError(SystemExit):
+    """A seed has used its processor time. As every ``SystemExit``, it leaves a loop of asyncio at once."""
+
+
+@contextmanager
+def limited_processor_time(seconds: float) -> Iterator[None]:
+    """Raise TimeLimitError, with the stack, when the block has used so much processor time of this process; in the
+    main thread."""
+
+    def end(_number: int, frame: FrameType | None) -> None:
+        stack = "".join(traceback.format_stack(frame, limit=8))
+        raise TimeLimitError(f"it did not end within {seconds:g} s of processor time:\n{stack}")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # again each second, if something catches the error
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _failure_in_time(failure: Callable[[int], object], seed: int) -> object:
+    try:
+        with limited_processor_time(SEED_S):
+            return failure(seed)
+    except TimeLimitError as error:
+        return f"seed {seed}: {error}"
 
 
 def report_seeds(
@@ -30,8 +68,9 @@ def report_seeds(
 ) -> bool:
     """Run ``seeds``, in ``pool`` if given; False at the first for which ``failure`` returns one, which is told.
 
-    ``summary`` is told if none fails.
+    ``summary`` is told if none fails. A seed that does not end within :data:`SEED_S` has failed.
     """
+    failure = partial(_failure_in_time, failure)
     for failed in map(failure, seeds) if pool is None else pool.map(failure, seeds):
         if failed is not None:
             tell(str(failed))

@@ -193,6 +193,12 @@ class Etcd:
             stream.end(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         self._elect()
 
+    def delete_all(self) -> None:
+        """Delete all keys, as an operator does before a new log begins."""
+        for key in [*self._keys]:
+            self._delete(key, self.revision + 1)
+        self._count()
+
     def fill(self) -> None:
         """Let the database reach its quota."""
         self.is_full = True

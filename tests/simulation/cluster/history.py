@@ -100,6 +100,12 @@ class ClusterHistory(History):
         ):
             raise Violation(f"{key!r}: {head} was put after {before}")
 
+    def emptied(self) -> None:
+        """A backup of etcd was restored and its keys are deleted, while no node runs: new logs begin with the data of a
+        node that has all commits, and the revisions that follow are those of an earlier time."""
+        self._heads.clear()
+        self.terms.clear()
+
     def restored(self, now_ms: int, values: Mapping[bytes, bytes]) -> None:
         """A backup of etcd with these keys was restored: each log continues from its head in the backup, and the
         revisions that follow are those of an earlier time."""

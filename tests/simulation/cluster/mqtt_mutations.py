@@ -22,15 +22,17 @@ from penstock.statestore.service.storage import Storage
 from tests.simulation import mutations as of_one_node
 from tests.simulation.cluster.loop import VirtualQueue
 from tests.simulation.cluster.mqtt_node import ThreadedCommitQueue
-from tests.simulation.cluster.mqtt_run import FAULTS, TWO_WHOLE_NODES
+from tests.simulation.cluster.mqtt_run import FAULTS, NEW_LOG, TWO_WHOLE_NODES
 from tests.simulation.cluster.mutations import (
     Plant,
     first_violation,
     head_not_compared,
     lease_not_checked,
     local_clock,
+    not_saved,
     print_table,
 )
+from tests.simulation.cluster.node import SimulatedLog
 from tests.simulation.cluster.threads import THREADING, TIME
 
 __all__ = ["PLANTS", "seeds_needed"]
@@ -167,6 +169,17 @@ def request_while_acknowledging_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ThreadedCommitQueue, "_gather", gather, raising=False)
 
 
+def stopped_behind(patch: pytest.MonkeyPatch) -> None:
+    """A node that is stopped leaves its last commits in etcd, and does not write them to LMDB."""
+
+    def close(self: SimulatedLog) -> None:
+        self._closing = True
+        self._haste.set()
+        self._leave()
+
+    patch.setattr(SimulatedLog, "close", close, raising=False)
+
+
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     head_not_compared: (0, ("restore",)),
     full_is_acknowledged: (6, ("full", *TAKEOVERS)),
@@ -184,6 +197,8 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     fence_not_loaded: (0, TAKEOVERS),
     gathering_without_end: (3, TAKEOVERS),
     request_while_acknowledging_lost: (0, TAKEOVERS),
+    stopped_behind: (0, (NEW_LOG,)),
+    not_saved: (10, (NEW_LOG, "cut", "pause")),
 }
 """For each bug a seed that finds it, and the kinds of fault that the simulations have."""
 

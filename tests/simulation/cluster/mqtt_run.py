@@ -16,7 +16,9 @@ from tests.simulation import mqtt_client, statestore_client
 from tests.simulation.cluster.loop import ClientLoop
 from tests.simulation.cluster.mqtt_history import MqttClusterHistory
 from tests.simulation.cluster.mqtt_node import ActiveNode, MqttNode, RefusedConnection
-from tests.simulation.cluster.run import FAULTS, FAULTS_S, Result, Simulation
+from tests.simulation.cluster.new_log import start_new_log
+from tests.simulation.cluster.run import FAULTS as FAULTS_OF_TWO
+from tests.simulation.cluster.run import FAULTS_S, Result, Simulation
 from tests.simulation.history import Operation, Violation
 from tests.simulation.mqtt_client import MqttClient, RetainedReader, mqtt_step
 from tests.simulation.mqtt_history import MqttHistory
@@ -26,8 +28,11 @@ from tests.simulation.seeds import SeededSimulation
 from tests.simulation.statestore_client import StoreClient, store_step
 from tests.simulation.tube_client import LogHistory
 
-__all__ = ["FAULTS", "TWO_WHOLE_NODES", "MqttSimulation", "run_to_end", "simulate"]
+__all__ = ["FAULTS", "NEW_LOG", "TWO_WHOLE_NODES", "MqttSimulation", "run_to_end", "simulate"]
 
+NEW_LOG: Final = "new log"
+"""A backup of etcd is restored while both nodes are stopped, and a new log begins."""
+FAULTS: Final = (*FAULTS_OF_TWO, NEW_LOG)
 OPERATIONS: Final = 500
 AMPLE_MS: Final = 45_000
 """Time in which a node delivers what it has to a connected client."""
@@ -150,6 +155,14 @@ class MqttSimulation(Simulation):
         """A node that commits nothing is found at the end."""
 
     # Nodes
+
+    def _begin(self, fault: str) -> None:
+        if fault != NEW_LOG:
+            super()._begin(fault)
+        elif NEW_LOG not in self.happened:
+            self.history.note(f"{self.simulator.now_s:.6f} {fault}")
+            self.happened.append(fault)
+            self._clients.start_thread(start_new_log, self.etcd, self.nodes, self.happened)
 
     def _elected(self) -> None:
         """A node was elected: what only the memory of the node before it had is lost, and its connections have ended,

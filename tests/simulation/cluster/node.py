@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,7 +51,18 @@ from tests.simulation.history import SET, Violation
 from tests.simulation.history import Operation as ClientOperation
 from tests.simulation.loop import MachineClock
 
-__all__ = ["BACKLOG_BYTES", "HOLD_S", "LOG_BYTES", "Member", "Node", "Request", "Service", "SimulatedLog", "virtual"]
+__all__ = [
+    "BACKLOG_BYTES",
+    "HOLD_S",
+    "LOG_BYTES",
+    "PREFIX",
+    "Member",
+    "Node",
+    "Request",
+    "Service",
+    "SimulatedLog",
+    "virtual",
+]
 
 NAME: Final = "plant"
 PREFIX: Final = f"/penstock/{NAME}/"
@@ -137,6 +149,10 @@ class Node:
         self.config = NodeConfig(data_dir=Path(f"/simulated/{name}"), cluster=section)
         self.history = history
         self.simulator = simulator
+        self.is_held = False
+        """Whether an operator lets it stay stopped once it has ended."""
+        self.kills = 0
+        """Number of SIGKILLs so far."""
         self._stop = False
 
     def start(self) -> None:
@@ -147,8 +163,24 @@ class Node:
 
     def kill(self) -> None:
         """SIGKILL."""
+        self.kills += 1
         self.history.killed(self.name)
         self._end_process()
+
+    def end(self) -> None:
+        """The process ends, without a promise that depends on what it leaves."""
+        self._end_process()
+
+    def set_new_log(self, *, begin: bool) -> None:
+        """Set ``cluster.new_log`` in the configuration."""
+        section = self.config.cluster
+        assert section is not None
+        self.config = self.config.model_copy(update={"cluster": section.model_copy(update={"new_log": begin})})
+
+    def copy_data(self, source: Node) -> None:
+        """Replace the data of this node by those of ``source``; its process does not run."""
+        tables, target = source.disk.tables, self.config.data_dir.absolute()
+        self.disk.tables = {target / path.name: deepcopy(rows) for path, rows in tables.items()}
 
     def _end_process(self) -> None:
         self.service = None
@@ -160,7 +192,7 @@ class Node:
         self.simulator.later(after_s, self._start_again, self.process)
 
     def _start_again(self, ended: Process) -> None:
-        if self.process is ended:
+        if self.process is ended and not self.is_held:
             self.start()
 
     def stop(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -340,9 +339,7 @@ class Simulation:
         if member is not None and other.process.is_alive and member.problem and "commit" in member.problem:
             self.history.note(f"{other.name} gets a copy: {member.problem}")
             other.kill()
-            tables = active.disk.tables
-            copied = {path.name: deepcopy(rows) for path, rows in tables.items()}
-            other.disk.tables = {other.config.data_dir.absolute() / name: rows for name, rows in copied.items()}
+            other.copy_data(active)
             other.start()
 
     def _end_faults(self) -> None:

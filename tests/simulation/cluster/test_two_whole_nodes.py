@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
 import pytest
 
 from tests.simulation.cluster.mqtt_mutations import PLANTS, seeds_needed
-from tests.simulation.cluster.mqtt_run import FAULTS, TWO_WHOLE_NODES, simulate
+from tests.simulation.cluster.mqtt_run import FAULTS, NEW_LOG, TWO_WHOLE_NODES, simulate
 from tests.simulation.cluster.mutations import Plant
+from tests.simulation.cluster.new_log import BEGUN
 from tests.simulation.seeds import passed, printed_elsewhere, results_of
 
 SEEDS = 4
 NIGHTLY_SEEDS = 20_000
-NIGHTLY_BLOCK = 100
+NIGHTLY_BLOCK = 20
+"""A run with little processor time ends some of them."""
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(0)  # each seed has a limit of its processor time
 @pytest.mark.parametrize("first", range(0, NIGHTLY_SEEDS, NIGHTLY_BLOCK))
 def test_none_of_many_seeds_breaks_a_rule(
     pool: Executor, first: int, record_property: Callable[[str, object], None]
@@ -43,6 +46,13 @@ def test_a_seed_breaks_no_rule_and_does_what_it_should(pool: Executor) -> None:
         assert result.elections > 0
     assert sum(result.elections for result in results) > 2 * SEEDS
     assert len({fault for result in results for fault in result.faults} & set(FAULTS)) > len(set(FAULTS)) // 2
+
+
+def test_after_a_restore_of_etcd_a_new_log_has_everything_that_was_acknowledged(pool: Executor) -> None:
+    for result in results_of(partial(simulate, faults=(NEW_LOG,)), range(2), pool):
+        assert BEGUN in result.faults
+        assert result.answered > 50
+        assert result.acknowledged > 50
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
