@@ -184,13 +184,13 @@ class Node:
         self._token = ""
         if membership is not None:
             self.console.show_cluster(membership.snapshot)
-            self.security.tube_denials = membership.tube_denials
-            membership.tube_certificates.use(self.security.tube_certificates.used)
-            self.security.tube_certificates = membership.tube_certificates
+            self.security.tube_denials = membership.tube.denials
+            membership.tube.certificates.use(self.security.tube_certificates.used)
+            self.security.tube_certificates = membership.tube.certificates
         self._tube_user = (
             (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
             if membership is None
-            else membership.broker_user
+            else membership.tube.user
         )
         self._logs: Mapping[str, CommitLog] = {}
         """The logs in etcd, of a node in a cluster."""
@@ -293,7 +293,7 @@ class Node:
         self._parts.callback(self.console.close)
         self._token = token = config.tube.admin_token or load_or_create_token(directory.admin_token)
         identify = self.security.http_access(token, config.http)
-        master = self._master(directory, token) if membership is None or membership.broker is not None else None
+        master = self._master(directory, token) if membership is None or membership.tube.broker is not None else None
         names = names_of(config.http.bind, config.http.advertise, url=config.http.url)
         trail = AuditTrail(directory.audit) if membership is None else membership.trail
         add_metrics(self.metrics, "audit", trail.metric_values)
@@ -477,8 +477,8 @@ class Node:
         config = self.config
         tube_master, membership = self._bound["tube-master"], self._membership
         if membership is not None:
-            assert membership.broker is not None, "a node without TubeMQ has no broker"
-            broker = membership.broker
+            assert membership.tube.broker is not None, "a node without TubeMQ has no broker"
+            broker = membership.tube.broker
             self.security.tube_access(config.tube_broker, self._tube_user, broker.access)
             self._bound["tube-broker"] = config.tube_broker.bind
             broker.masters_changed()

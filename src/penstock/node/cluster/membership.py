@@ -4,10 +4,6 @@ A standby applies the commits of the active node to its data directory, refuses 
 active node, and reports itself as not ready. When it is elected, :class:`~penstock.node.node.Node` starts on the same
 data directory and addresses, with logs in etcd instead of files.
 
-The TubeMQ broker of a node runs from the start of the process to its end, in standbys too: the records are not
-replicated. It registers at the master of the active node, whose address is in the leadership key. The master of a
-standby refuses every request.
-
 An active node that may have lost its lease does not try to continue: its memory may have changes that were not
 committed. It replaces its process by a new one (``exec``), which is a standby. ``may_send`` decides this before each
 write to a client, after the last read of the memory: so a process that was suspended sends nothing outdated.
@@ -55,7 +51,6 @@ from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, Storag
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import environment_at as mqtt_environment
 from penstock.node.backup import Backups
-from penstock.node.client_warnings import TubeDenials
 from penstock.node.cluster.clock import ClusterClock
 from penstock.node.cluster.redirection import RedirectingAccess, Redirection
 from penstock.node.cluster.report import INTERVAL_S, MemberReport
@@ -72,18 +67,17 @@ from penstock.node.cluster.state import (
     read_reports,
     snapshot_key,
 )
+from penstock.node.cluster.tube import MemberTube
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import NodeConfig
-from penstock.node.config.tube import TubeCertificates, tube_limits
 from penstock.node.data_dir import DataDirectory
-from penstock.node.http import append_audit_entry, audited, broker_app, health_routes, names_of
+from penstock.node.http import append_audit_entry, health_routes
 from penstock.node.metric_help import add_metrics
-from penstock.node.node_broker import node_broker, reachable
+from penstock.node.node_broker import reachable
 from penstock.node.replacement import complete_replacement
 from penstock.node.security import NodeSecurity
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
-from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.loop import freeze_memory
@@ -94,12 +88,9 @@ from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics
 from penstock.statestore.service.preload import PreloadedKeys
 from penstock.statestore.service.storage import environment_at as statestore_environment
-from penstock.tube.admin import broker as broker_admin
-from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.master.master import MasterPeer
 from penstock.tube.master.admin_token import load_or_create_token
 from penstock.tube.master.metadata import environment_at as tube_environment
-from penstock.tube.master.standby import StandbyMaster
 
 __all__ = [
     "ClusterMembership",
@@ -125,7 +116,7 @@ _HANDED_OVER: Final = "its leadership was handed over"
 
 class ClusterMembership:
     """This node in its cluster. Call :meth:`become_active`, run the node with :attr:`logs`, :attr:`clock` and
-    :attr:`broker`, then :meth:`close`.
+    :attr:`tube`, then :meth:`close`.
 
     ``restart`` replaces the process and does not return; it is called in any thread, with the reason.
 
@@ -143,23 +134,13 @@ class ClusterMembership:
         self.problem: str | None = None
         """The reason why this node cannot become active."""
         self.role = "standby"
-        self.broker: TubeBroker | None = None
-        """The broker of the node; None without TubeMQ."""
-        self.broker_user = ("penstock-broker", "")
-        """Name and password with which the brokers of the cluster sign."""
         self.clock = ClusterClock()
         """The clock of expiry times."""
         self.keys: PreloadedKeys | None = None
         """Keys of the state store that the standby of an elected node had; None if it did not follow."""
-        self.tube_denials = TubeDenials()
-        """Denials of the broker's clients, for the node's warnings."""
-        self.tube_certificates = TubeCertificates(config.tube.tls)
-        """Certificates of the TLS listeners of the broker, and of the master in any role."""
         self._directory: DataDirectory | None = None
         self._names = logs_of(section)
         """Names of the logs that this node has."""
-        self._masters: list[str] = []
-        """Address of the active master, for the broker; empty if there is none."""
         self._reports: list[dict[str, Any]] = []
         """The last reports of all members, of an active node."""
         self._handover = threading.Event()
@@ -204,6 +185,8 @@ class ClusterMembership:
         self._logs: EtcdLogs | None = None
         self._seen_ms = 0
         """Time of the cluster's clock up to which this node has all commits."""
+        self.tube = MemberTube(config, self._client, self.prefix, self._closing, self._tell)
+        """Broker and standby master of this node, which runs none without ``cluster.tubemq``."""
         self._thread: threading.Thread | None = None
         self._elected = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -226,7 +209,7 @@ class ClusterMembership:
         config = self._config
         async with AsyncExitStack() as parts:
             security = NodeSecurity(config)
-            security.tube_denials, security.tube_certificates = self.tube_denials, self.tube_certificates
+            security.tube_denials, security.tube_certificates = self.tube.denials, self.tube.certificates
             parts.callback(security.close)
             security.check_certificates()
             self._directory = DataDirectory(config.data_dir)
@@ -255,7 +238,7 @@ class ClusterMembership:
             parts.push_async_callback(asyncio.to_thread, self._close_standby)
             parts.push_async_callback(self._join)  # also ends the load of a snapshot
             if self._section.tubemq:
-                await self._start_tube(security, parts, metrics)
+                await self.tube.start(security, parts, metrics, self._token(), self.trail)
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
             on_standby()
             freeze_memory()
@@ -273,7 +256,7 @@ class ClusterMembership:
         the node becomes active."""
         try:
             tls = read().tube.tls
-            self.tube_certificates.use(None if tls is None else tls.read())
+            self.tube.certificates.use(None if tls is None else tls.read())
         except PenstockError as error:
             _log.error("reload failed, the previous certificates of TubeMQ remain: %s", error)
         else:
@@ -298,67 +281,6 @@ class ClusterMembership:
     def _token(self) -> str:
         """The administration token."""
         return self._config.tube.admin_token or load_or_create_token(self.directory.admin_token)
-
-    async def _start_tube(self, security: NodeSecurity, parts: AsyncExitStack, metrics: Metrics) -> None:
-        """Start the broker, and what a standby has besides it; ``parts`` ends the latter."""
-        config, trail = self._config, self.trail
-        if security.access_rules.users is not None or security.access_rules.policy is not None:
-            self.broker_user = (self.broker_user[0], await asyncio.to_thread(self._broker_password))
-        token = self._token()
-        broker = node_broker(
-            config,
-            lambda: self._masters,
-            web=config.tube_broker_http.bind,
-            token=token,
-            access=security.tube_access(config.tube_broker, self.broker_user),
-            user=self.broker_user,
-        )
-        bind, tls = config.tube_broker.bind, config.tube.tls
-        certificates = self.tube_certificates
-        start = broker.start if tls is None else certificates.beside(broker.start, tls.broker_port)
-        try:
-            await start(bind.host, bind.port)
-        except OSError as error:
-            raise bind_error(error, "tube-broker", bind) from error
-        self.broker = broker  # closed by close()
-        add_metrics(metrics, "tube", lambda: broker.stats)
-        disk = DiskSpace(config.data_dir, config.disk.max_bytes, config.disk.min_free_bytes)
-        parts.push_async_callback(disk.close)
-        await disk.start()
-        disk.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
-        listener = config.tube_broker_http
-        identify = security.http_access(token, listener)
-        administer = audited(broker.webapi, "broker", trail, token, broker_admin.is_protected)
-        pages = broker_app(administer, names=names_of(listener.bind, listener.advertise), identify=identify)
-        http = security.http_server("tube_broker_http", pages)
-        parts.push_async_callback(http.close)
-        await http.start("tube-broker-http", listener.bind)
-        master = StandbyMaster(tube_limits(config.tube.limits))
-        parts.push_async_callback(master.close)
-        start = master.start if tls is None else certificates.beside(master.start, tls.master_port)
-        try:
-            await start(config.tube_master.bind.host, config.tube_master.bind.port)
-        except OSError as error:
-            raise bind_error(error, "tube-master", config.tube_master.bind) from error
-
-    def _broker_password(self) -> str:
-        """Return the password of the brokers, which the first node puts into etcd; waits for etcd."""
-        key = f"{self.prefix}broker-password".encode()
-        put = pb.PutRequest(key=key, value=secrets.token_urlsafe(24).encode())
-        found = pb.RequestOp(request_range=pb.RangeRequest(key=key))
-        request = pb.TxnRequest(
-            compare=[pb.Compare(target=pb.Compare.CREATE, key=key, create_revision=0)],
-            success=[pb.RequestOp(request_put=put), found],
-            failure=[found],
-        )
-        while not self._closing.is_set():
-            try:
-                answer = self._client.call("KV/Txn", request, pb.TxnResponse, within_s=1.0)
-                return answer.responses[-1].response_range.kvs[0].value.decode()
-            except (UnavailableError, RefusedError) as error:
-                self._tell(f"etcd does not answer: {line_of(error)}")
-                self._closing.wait(_LOOK_S)
-        return ""
 
     def other_active(self) -> ActiveNode | None:
         """Return the active node, if it is not this one, whose leadership a restarted process may still find."""
@@ -415,7 +337,7 @@ class ClusterMembership:
         if self._watch is not None:
             self._watch.follow_endpoint()
         # Until the next one is known, consumers continue without a master.
-        self._use_masters([active.tube_master] if active is not None and active.tube_master else [])
+        self.tube.use_masters([active.tube_master] if active is not None and active.tube_master else [])
         has_log = True
         if active is None or not self.clock.runs or self._report.is_due:
             stamp_ms = self._read_clock(active)
@@ -472,7 +394,7 @@ class ClusterMembership:
         if not leadership.campaign():
             return False
         self._leadership = leadership
-        self._use_masters([str(reachable(self._config.tube_master.bind))])
+        self.tube.use_masters([str(reachable(self._config.tube_master.bind))])
         self._tell(None)
         _log.info("elected", extra={"fields": {"cluster": self._section.name, "term": leadership.term}})
         return True
@@ -508,12 +430,6 @@ class ClusterMembership:
                 path=str(self._data_dir),
                 do="check the disk of this node; it continues automatically",
             ) from error
-
-    def _use_masters(self, masters: list[str]) -> None:
-        if masters != self._masters:
-            self._masters = masters
-            if self.broker is not None:
-                self._loop.call_soon_threadsafe(self.broker.masters_changed)
 
     def _follow(self, names: Sequence[str]) -> None:
         """Open the environments with the logs of the active node, and begin to follow."""
@@ -903,8 +819,7 @@ class ClusterMembership:
         """Give up the leadership, so that a standby takes over immediately, and close the broker; after the node was
         closed."""
         await asyncio.to_thread(self._leave)
-        if self.broker is not None:
-            await self.broker.close()
+        await self.tube.close()
         if self._directory is not None:
             self._directory.close()
 
