@@ -140,7 +140,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     not_saved: (9, ("restore", "pause", "cut")),
     local_clock: (8, ("clock", "kill", "handover")),
     clock_of_earlier_term: (39, ("reboot", "kill", "handover")),
-    full_log_not_deleted: (19, ("kill", "handover", "stop", "behind", "cut")),
+    full_log_not_deleted: (56, ("kill", "handover", "stop", "behind", "cut")),
 }
 """For each bug a seed that finds it, and the kinds of fault that the simulations have. The tests try this seed before
 the others; if it has become wrong, they take longer."""
