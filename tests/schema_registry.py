@@ -7,10 +7,12 @@ import json
 import ssl
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 __all__ = ["Registry", "framed"]
 
@@ -18,6 +20,24 @@ __all__ = ["Registry", "framed"]
 def framed(schema_id: int, record: bytes) -> bytes:
     """A message as Confluent's serializers write it."""
     return struct.pack(">bI", 0, schema_id) + record
+
+
+def _protobuf(file: FileDescriptorProto, references: Sequence[str]) -> dict[str, Any]:
+    # As Confluent's registry, which does not know the name of the file.
+    unnamed = FileDescriptorProto.FromString(file.SerializeToString())
+    unnamed.ClearField("name")
+    return {
+        "schema": f"// {file.name}, as text",
+        "schemaType": "PROTOBUF",
+        "references": [{"name": name, "subject": name, "version": 1} for name in references],
+        "serialized": base64.b64encode(unnamed.SerializeToString()).decode(),
+    }
+
+
+def _in_form(schema: dict[str, Any], *, is_serialized: bool) -> dict[str, Any]:
+    """The response with ``schema``: Protobuf as a descriptor, other schemas as they are."""
+    found = {name: value for name, value in schema.items() if name != "serialized"}
+    return {**found, "schema": schema["serialized"]} if is_serialized and "serialized" in schema else found
 
 
 class Registry:
@@ -46,7 +66,7 @@ class Registry:
                 if self._is_answered():
                     return
                 assert self.headers["Content-Type"] == "application/vnd.schemaregistry.v1+json"
-                self._respond(*registry.posted(self.path, json.loads(body)["schema"]))
+                self._respond(*registry.posted(self.path, **json.loads(body)))
 
             def _is_answered(self) -> bool:
                 registry.requests.append(self.path)
@@ -61,17 +81,21 @@ class Registry:
             def do_GET(self) -> None:
                 if self._is_answered():
                     return
-                if self.path == "/schemas/types":
+                path, _, query = self.path.partition("?")
+                is_serialized = query == "format=serialized"
+                if path == "/schemas/types":
                     self._respond(200, ["JSON", "PROTOBUF", "AVRO"])
-                elif self.path.startswith("/subjects/"):
-                    if self.path not in registry.versions and not registry.has_subject(self.path):
+                elif path.startswith("/subjects/"):
+                    if path not in registry.versions and not registry.has_subject(path):
                         self._respond(404, {"error_code": 40401, "message": "Subject not found."})
                         return
                     unknown = {"error_code": 40402, "message": "Version not found"}
-                    known_version = registry.versions.get(self.path)
+                    known_version = registry.versions.get(path)
+                    if known_version is not None:
+                        known_version = _in_form(known_version, is_serialized=is_serialized)
                     self._respond(404 if known_version is None else 200, known_version or unknown)
-                elif (found := registry.schemas.get(int(self.path.rpartition("/")[2]))) is not None:
-                    self._respond(200, found)
+                elif (found := registry.schemas.get(int(path.rpartition("/")[2]))) is not None:
+                    self._respond(200, _in_form(found, is_serialized=is_serialized))
                 else:
                     self._respond(404, {"error_code": 40403, "message": "Schema not found"})
 
@@ -100,14 +124,23 @@ class Registry:
         text = schema if isinstance(schema, str) else json.dumps(schema)
         self.schemas[schema_id] = {"schema": text, **more}
 
+    def register_protobuf(self, schema_id: int, file: FileDescriptorProto, *references: str) -> None:
+        """Register a file that imports ``references``, which are registered as the first version of these subjects."""
+        self.schemas[schema_id] = _protobuf(file, references)
+
+    def refer_to(self, file: FileDescriptorProto, *references: str) -> None:
+        """Register a file as the first version of the subject with its name."""
+        self.versions[f"/subjects/{quote(file.name, safe='')}/versions/1"] = _protobuf(file, references)
+
     def has_subject(self, path: str) -> bool:
         """Whether versions of the subject in ``path`` are registered."""
         subject = path.removeprefix("/subjects/").partition("/")[0]
         return any(each.startswith(f"/subjects/{subject}/") for each in self.versions)
 
-    def posted(self, path: str, schema: str) -> tuple[int, object]:
+    def posted(self, path: str, schema: str, **more: object) -> tuple[int, object]:
         """Status and body of the response to a request with a schema."""
-        json.loads(schema)
+        if more.get("schemaType") != "PROTOBUF":
+            json.loads(schema)
         checks = path.startswith("/compatibility")
         registers = path.endswith("/versions")
         subject = unquote(path.partition("/subjects/")[2].partition("/")[0])
@@ -125,7 +158,7 @@ class Registry:
         if why is not None:
             return 409, {"error_code": 409, "message": f"incompatible with an earlier schema, details: [{why}]"}
         made = max(self.schemas, default=0) + 1
-        self.register(made, schema)
+        self.register(made, schema, **more)
         self.subjects.setdefault(subject, []).append(made)
         return 200, {"id": made}
 

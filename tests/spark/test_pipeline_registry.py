@@ -1,4 +1,4 @@
-"""Avro messages with schemas in a registry: new schemas, unknown ids, a crash within a batch, an outage."""
+"""Messages with schemas in a registry: new schemas, unknown ids, a crash within a batch, an outage."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import struct
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError, RefusedError
@@ -21,6 +23,7 @@ from penstock.tube.record import Record
 from tests.schema_registry import Registry, framed
 from tests.spark.pipelines import Setup
 from tests.spark.processes import until
+from tests.unit.pipelines.steps.test_registry import JSON, MAIN, READING, SET, SITE
 
 
 def schema(*more: dict[str, Any], celsius: str) -> str:
@@ -194,3 +197,87 @@ def test_a_topic_with_messages_that_are_not_of_the_registry_costs_a_limited_numb
         assert "more than 100 schema ids" in str(retries)
         (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
         assert (account.off, account.unknown) == ((), ())
+
+
+FORMATS = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - name: binary
+    from: source
+    parse:
+      format: protobuf
+      message: Reading
+      schema_file: "SET"
+      encoding: confluent
+      registry: {{url: "URL"}}
+      new_fields: add
+      new_fields_as: more
+  - name: text
+    from: source
+    parse:
+      schema: machine STRING NOT NULL, celsius DOUBLE
+      encoding: confluent
+      registry: {{url: "URL"}}
+      new_fields: add
+      new_fields_as: more
+sinks:
+  - name: rows
+    from: binary
+    table: {{path: "{lake}/rows", format: parquet}}
+  - name: same
+    from: text
+    table: {{path: "{lake}/same", format: parquet}}
+"""
+
+
+@pytest.mark.timeout(600)
+def test_workers_decode_protobuf_and_json_of_a_registry(setup_of: Callable[..., Setup], tmp_path: Path) -> None:
+    (tmp_path / "line.desc").write_bytes(SET)
+    newer = FileDescriptorProto.FromString(MAIN.SerializeToString())
+    newer.message_type[1].field.add(name="bar", number=7, type="TYPE_INT32", label="LABEL_OPTIONAL")
+    with Registry() as registry:
+        registry.refer_to(SITE)
+        registry.register_protobuf(8, newer, SITE.name)
+        registry.register(9, {"type": "object"}, schemaType="JSON")
+        setup = setup_of(FORMATS.replace("URL", registry.url).replace("SET", str(tmp_path / "line.desc")), 1)
+        setup.send(
+            Record(READING, id="binary"),
+            Record(READING + b"\x38\x05", id="newer binary"),
+            Record(JSON, id="text"),
+            Record(framed(9, b'{"machine": "press", "bar": 5}'), id="newer text"),
+            Record(framed(9, b'{"celsius": 5}'), id="null"),
+            Record(framed(9, b'{"machine": "press", "celsius": "warm"}'), id="other type"),
+            Record(framed(9, b"{"), id="no JSON"),
+            Record(framed(9, b""), id="empty"),
+            Record(b'{"machine": "press"}', id="no id"),
+            Record(framed(7, b"{}"), id="unknown"),
+        )
+        setup.run()
+        assert table(setup, "rows") == {"binary": (93.5, None), "newer binary": (93.5, [("bar", "5")])}
+        assert table(setup, "same") == {"text": (93.5, None), "newer text": (None, [("bar", "5")])}
+        letters = {(str(each.id), each.step): each.code for each in dead_letters.letters(setup.lake / "dead")}
+        assert letters == {
+            **dict.fromkeys(((name, "text") for name in ("binary", "newer binary")), "schema.other"),
+            **{
+                (name, "binary"): "schema.other"
+                for name in ("text", "newer text", "null", "other type", "no JSON", "empty")
+            },
+            ("no id", "binary"): "parse.not_protobuf",
+            ("null", "text"): "schema.null",
+            ("other type", "text"): "schema.mismatch",
+            ("no JSON", "text"): "parse.not_json",
+            ("empty", "text"): "parse.empty",
+            ("no id", "text"): "parse.not_json",
+            ("unknown", "binary"): "schema.unknown_id",
+            ("unknown", "text"): "schema.unknown_id",
+        }
+        for account in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
+            assert (account.off, account.unknown, account.counts.read) == ((), (), 10)
+        # Stored by now, for either format.
+        registry.answer = lambda path: None if path == "/schemas/types" else (503, b"")
+        setup.send(Record(READING, id="later"), Record(JSON, id="later text"))
+        setup.run()
+        assert table(setup, "rows")["later"] == table(setup, "same")["later text"] == (93.5, None)

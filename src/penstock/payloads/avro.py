@@ -18,6 +18,7 @@ from uuid import UUID
 
 from penstock.payloads import errors
 from penstock.payloads.avro_schema import AvroSchema, AvroType, parse_avro_schema
+from penstock.payloads.confluent import AFTER_ID, schema_id_of
 from penstock.payloads.errors import FieldError, PayloadError
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "decode_fields",
     "enum_index_reader",
     "map_reader",
-    "schema_id_of",
     "union_reader",
     "value_reader",
 ]
@@ -126,22 +126,11 @@ def _after_fingerprint(payload: bytes, schema: AvroSchema) -> int:
     return 10
 
 
-def schema_id_of(payload: bytes) -> int:
-    """Return the id of the schema of ``payload``, a message in the encoding of Confluent's serializers.
-
-    Raises:
-        PayloadError: it does not begin with one.
-    """
-    if payload[:1] != b"\0" or len(payload) < 5:
-        raise PayloadError(errors.NOT_AVRO, "the payload does not begin with the byte 0 and the id of a schema")
-    return int.from_bytes(payload[1:5], "big")
-
-
 def _after_id(payload: bytes, schema_id: int | None) -> int:
-    found = schema_id_of(payload)
+    found = schema_id_of(payload, errors.NOT_AVRO)
     if found != schema_id:
         raise PayloadError(errors.OTHER_SCHEMA, f"the payload has the schema id {found}, not {schema_id}")
-    return 5
+    return AFTER_ID
 
 
 @lru_cache(maxsize=128)

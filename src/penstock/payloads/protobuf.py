@@ -11,10 +11,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.payloads import errors
+from penstock.payloads.confluent import message_path, schema_id_of
 from penstock.payloads.errors import FieldError, PayloadError
 from penstock.payloads.protobuf_schema import (
     TIMESTAMP,
     WRAPPERS,
+    ProtobufSchema,
     index_path,
     is_map,
     map_fields,
@@ -38,6 +40,8 @@ _NANOS = 1_000_000_000
 class ProtobufMessages:
     """Decoder of messages of the type ``message``. ``schema_id``: that of Confluent's; other attributes: see ``Parse``.
 
+    ``writer``: the message in the schema of the serializer, if it is known. It names new fields and values of enums.
+
     The library keeps fields that it cannot read as unknown fields of their message: new fields, but also known ones
     with another type, and unknown values of closed enums (proto2).
     """
@@ -49,6 +53,7 @@ class ProtobufMessages:
     new_fields: str = "ignore"
     new_fields_as: str | None = None
     unknown_enums: str = "dead_letter"
+    writer: ProtobufSchema | None = None
 
     @property
     def accepts_empty(self) -> bool:
@@ -83,6 +88,8 @@ class ProtobufMessages:
             whole.ParseFromString(payload)
             try:
                 new = _new_fields(whole)
+                if new and self.writer is not None:
+                    new = _named(new, payload, self.writer, made.DESCRIPTOR)
             except UnicodeDecodeError:
                 raise PayloadError(errors.NOT_PROTOBUF, "a key of a map is not UTF-8") from None
         return message, new
@@ -93,7 +100,7 @@ class ProtobufMessages:
         Raises:
             PayloadError: it is not a message of this type.
         """
-        fields = _field_getters(self.descriptors, self.message, self.unknown_enums)
+        fields = _field_getters(self.descriptors, self.message, self.unknown_enums, self.writer)
         message, new = self.parse(payload)
         if new and self.new_fields in ("dead_letter", "fail"):
             raise errors.new_fields_error(new)
@@ -144,6 +151,56 @@ def _new_fields(message: Message) -> dict[str, str]:
     return {path: _as_text(values[0] if len(values) == 1 else values) for path, values in found.items()}
 
 
+def _named(new: dict[str, str], payload: bytes, writer: ProtobufSchema, reader: Any) -> dict[str, str]:
+    """Return the ``new`` fields of ``payload`` with the names and values that the schema of the ``writer`` gives them.
+
+    A field that it lacks keeps its number.
+    """
+    from google.protobuf.message import DecodeError
+
+    message = _message_class(writer.descriptors, writer.message)[0]()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError:
+        raise PayloadError(
+            errors.NOT_PROTOBUF, f"the payload is not Protobuf of the message {writer.message} of its schema"
+        ) from None
+    names = {path: (name, value) for path, name, value in _written_fields(message, reader, "")}
+    found: dict[str, str] = {}
+    for path, text in new.items():
+        name, value = names.get(path, (path, None))
+        found[name] = text if value is None else _as_text(value)
+    return found
+
+
+def _written_fields(message: Any, reader: Any, path: str) -> Iterator[tuple[str, str, object]]:
+    """Yield each field that ``message``, which is at ``path``, has and the type ``reader`` lacks: its path with its
+    number, its path with its name, and its value in JSON, or None if JSON has none."""
+    for field, value in message.ListFields():
+        known = reader.fields_by_number.get(field.number)
+        if known is None:
+            yield f"{path}{field.number}", f"{path}{field.name}", _json_value(message, field)
+        elif is_map(known):
+            kind = map_fields(known)[1].message_type
+            for key in value if kind is not None else ():
+                yield from _written_fields(value[key], kind, f"{path}{known.name}[{key!r}].")
+        elif known.message_type is not None:
+            for at, each in enumerate(value) if known.is_repeated else ((None, value),):
+                place = known.name if at is None else f"{known.name}[{at}]"
+                yield from _written_fields(each, known.message_type, f"{path}{place}.")
+
+
+def _json_value(message: Any, field: FieldDescriptor) -> object:
+    from google.protobuf.json_format import MessageToDict
+
+    try:
+        found = MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=field.file.pool)
+    except (TypeError, ValueError):
+        # A message that JSON cannot have, such as an Any of an unknown type.
+        return None
+    return found.get(field.name)
+
+
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -185,30 +242,13 @@ def _unknown_value(data: object) -> object:
 
 def _after_head(payload: bytes, schema_id: int | None, path: tuple[int, ...]) -> int:
     """Check the head of Confluent's format, which ends with the path of the message in the schema; return its size."""
-    if payload[:1] != b"\0" or len(payload) < 6:
-        raise PayloadError(
-            errors.NOT_PROTOBUF, "the payload does not begin with the byte 0, the id of a schema and a message"
-        )
-    found = int.from_bytes(payload[1:5], "big")
+    found = schema_id_of(payload, errors.NOT_PROTOBUF)
     if found != schema_id:
         raise PayloadError(errors.OTHER_SCHEMA, f"the payload has the schema id {found}, not {schema_id}")
-    # The first message of a file is a single 0. Numbers are zigzag encoded.
-    heads = [b"".join(map(_zigzag, (len(path), *path)))]
-    if path == (0,):
-        heads.append(b"\0")
-    head = next((each for each in heads if payload[5 : 5 + len(each)] == each), None)
-    if head is None:
+    named, at = message_path(payload)
+    if named != path:
         raise PayloadError(errors.OTHER_SCHEMA, "the payload has another message of the schema")
-    return 5 + len(head)
-
-
-def _zigzag(number: int) -> bytes:
-    """Return a number, which is not negative, as a zigzag encoded varint."""
-    left, found = 2 * number, bytearray()
-    while left >= 0x80:
-        found.append(left & 0x7F | 0x80)
-        left >>= 7
-    return bytes([*found, left])
+    return at
 
 
 @lru_cache(maxsize=128)
@@ -221,21 +261,25 @@ def _message_class(descriptors: bytes, message: str) -> tuple[type[Message], tup
 
 
 @lru_cache(maxsize=128)
-def _field_getters(descriptors: bytes, message: str, unknown_enums: str) -> list[tuple[str, _Get]]:
+def _field_getters(
+    descriptors: bytes, message: str, unknown_enums: str, writer: ProtobufSchema | None
+) -> list[tuple[str, _Get]]:
     found: Any = _message_class(descriptors, message)[0].DESCRIPTOR
-    return _getters(found, unknown_enums)
+    written: Any = None if writer is None else _message_class(writer.descriptors, writer.message)[0].DESCRIPTOR
+    return _getters(found, unknown_enums, written)
 
 
-def _getters(found: Descriptor, unknown_enums: str) -> list[tuple[str, _Get]]:
-    return [(field.name, _getter(field, unknown_enums)) for field in found.fields]
+def _getters(found: Descriptor, unknown_enums: str, writer: Descriptor | None) -> list[tuple[str, _Get]]:
+    written = {} if writer is None else writer.fields_by_number
+    return [(field.name, _getter(field, unknown_enums, written.get(field.number))) for field in found.fields]
 
 
-def _getter(field: FieldDescriptor, unknown_enums: str) -> _Get:
-    """Return the function that gets the column of ``field`` from its message."""
+def _getter(field: FieldDescriptor, unknown_enums: str, writer: FieldDescriptor | None) -> _Get:
+    """Return the function that gets the column of ``field`` from its message; ``writer``: the field of its schema."""
     get: _Get = attrgetter(field.name)
     if is_map(field):
-        return _map(field, get, unknown_enums)
-    convert = _converter(field, unknown_enums)
+        return _map(field, get, unknown_enums, writer)
+    convert = _converter(field, unknown_enums, writer)
     if field.is_repeated:
         if convert is None:
             return lambda message: list(get(message))  # type: ignore[call-overload]
@@ -252,8 +296,11 @@ def _getter(field: FieldDescriptor, unknown_enums: str) -> _Get:
     return get if convert is None else lambda message: convert(get(message))
 
 
-def _map(field: FieldDescriptor, get: _Get, unknown_enums: str) -> _Get:
-    of_key, of_value = (_converter(each, unknown_enums) for each in map_fields(field))
+def _map(field: FieldDescriptor, get: _Get, unknown_enums: str, writer: FieldDescriptor | None) -> _Get:
+    written = (None, None) if writer is None else map_fields(writer)
+    of_key, of_value = (
+        _converter(each, unknown_enums, other) for each, other in zip(map_fields(field), written, strict=True)
+    )
 
     def get_pairs(message: Any) -> object:
         found: Any = get(message)
@@ -264,17 +311,17 @@ def _map(field: FieldDescriptor, get: _Get, unknown_enums: str) -> _Get:
     return get_pairs
 
 
-def _converter(field: FieldDescriptor, unknown_enums: str) -> _Get | None:
+def _converter(field: FieldDescriptor, unknown_enums: str, writer: FieldDescriptor | None) -> _Get | None:
     """Return the function from a single value to that of the column; None if they are the same."""
     kind = field.message_type
     if kind is None:
         name = type_name(field)
-        return _enum(field, unknown_enums) if name == "enum" else _text if name == "string" else None
+        return _enum(field, unknown_enums, writer) if name == "enum" else _text if name == "string" else None
     if kind.full_name == TIMESTAMP:
         return _microseconds
     if kind.full_name in WRAPPERS:
         return attrgetter("value")
-    fields = _getters(kind, unknown_enums)
+    fields = _getters(kind, unknown_enums, None if writer is None else writer.message_type)
     return lambda message: {name: get(message) for name, get in fields}
 
 
@@ -285,18 +332,21 @@ def _text(value: object) -> object:
     return value
 
 
-def _enum(field: FieldDescriptor, unknown: str) -> _Get:
+def _enum(field: FieldDescriptor, unknown: str, writer: FieldDescriptor | None) -> _Get:
     found = field.enum_type
     assert found is not None, "an enum has a type"
+    written = None if writer is None else writer.enum_type
+    others = {} if written is None else {number: value.name for number, value in written.values_by_number.items()}
     names = {number: value.name for number, value in found.values_by_number.items()}
     kind = found.full_name
 
     def name_of(number: Any) -> object:
         name = names.get(number)
         if name is None:
+            other = others.get(number)
             if unknown == "add":
-                return str(number)
-            raise FieldError(errors.UNKNOWN_ENUM, f"{kind} lacks the value {number}")
+                return other or str(number)
+            raise FieldError(errors.UNKNOWN_ENUM, f"{kind} lacks the value {number}" + (f" ({other})" if other else ""))
         return name
 
     return name_of

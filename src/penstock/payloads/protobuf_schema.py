@@ -6,12 +6,17 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
 
 __all__ = [
     "TIMESTAMP",
@@ -20,8 +25,13 @@ __all__ = [
     "index_path",
     "is_map",
     "map_fields",
+    "message_at",
+    "message_ddl",
     "message_type",
+    "registered_files",
+    "registered_messages",
     "type_name",
+    "with_imports",
 ]
 
 TIMESTAMP = "google.protobuf.Timestamp"
@@ -65,11 +75,15 @@ class ProtobufSchema:
             ValueError: it is not a descriptor set, or the message does not exist or cannot be read into columns; the
                 text begins with "expected".
         """
-        found = message_type(self.descriptors, self.message)
-        fields = list(_fields(found, (found.full_name,)))
-        if not fields:
-            raise ValueError(f"expected a message with fields, {self.message!r} has none")
-        return ", ".join(f"{name} {kind}" for name, kind in fields)
+        return message_ddl(message_type(self.descriptors, self.message))
+
+
+def message_ddl(found: Descriptor) -> str:
+    """Return the columns of a message. Raises ValueError: see ``ProtobufSchema.ddl``."""
+    fields = list(_fields(found, (found.full_name,)))
+    if not fields:
+        raise ValueError(f"expected a message with fields, {found.name!r} has none")
+    return ", ".join(f"{name} {kind}" for name, kind in fields)
 
 
 def message_type(descriptors: bytes, message: str) -> Descriptor:
@@ -78,25 +92,8 @@ def message_type(descriptors: bytes, message: str) -> Descriptor:
     Raises:
         ValueError: see ``ProtobufSchema.ddl``.
     """
-    from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message import DecodeError
-
-    files = FileDescriptorSet()
-    try:
-        files.ParseFromString(descriptors)
-    except DecodeError:
-        raise ValueError(f"expected a descriptor set of Protobuf; {_HOW}") from None
-    if not files.file:
-        raise ValueError(f"expected a descriptor set of Protobuf, found one without files; {_HOW}")
-    pool = DescriptorPool()
-    known: list[str] = []
-    for file in files.file:
-        try:
-            pool.AddSerializedFile(file.SerializeToString())
-        except TypeError as error:
-            raise ValueError(f"expected a valid descriptor set with all imports: {error}; {_HOW}") from None
-        known += _messages(file.package, file.message_type)
+    pool, files = _loaded(descriptors)
+    known = [name for file in files for name in _messages(file.package, file.message_type)]
     named = [name for name in known if name == message or name.endswith(f".{message}")]
     if message in known:
         named = [message]
@@ -104,6 +101,136 @@ def message_type(descriptors: bytes, message: str) -> Descriptor:
         shown = ", ".join((named or known)[:20]) or "no message"
         raise ValueError(f"expected the name of one message, not {message!r}; the descriptor set has {shown}")
     return pool.FindMessageTypeByName(named[0])
+
+
+def _loaded(descriptors: bytes) -> tuple[DescriptorPool, Sequence[FileDescriptorProto]]:
+    """Return a pool with the files of a descriptor set, and the files."""
+    from google.protobuf.descriptor_pool import DescriptorPool
+
+    files = _files(descriptors)
+    if not files:
+        raise ValueError(f"expected a descriptor set of Protobuf, found one without files; {_HOW}")
+    pool = DescriptorPool()
+    for file in files:
+        try:
+            pool.AddSerializedFile(file.SerializeToString())
+        except TypeError as error:
+            raise ValueError(f"expected a valid descriptor set with all imports: {error}; {_HOW}") from None
+    return pool, files
+
+
+def _files(descriptors: bytes) -> Sequence[FileDescriptorProto]:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.message import DecodeError
+
+    found = FileDescriptorSet()
+    try:
+        found.ParseFromString(descriptors)
+    except DecodeError:
+        raise ValueError(f"expected a descriptor set of Protobuf; {_HOW}") from None
+    return found.file
+
+
+def registered_files(text: str, references: Iterable[tuple[str, str]]) -> bytes:
+    """Return a schema of a registry as a descriptor set whose last file it is; it may lack imports.
+
+    ``text`` and ``references`` are files in base64, those of the references with the path that imports name.
+
+    Raises:
+        ValueError: they are not.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.message import DecodeError
+
+    made = FileDescriptorSet()
+    for name, each in (*references, (_REGISTERED, text)):
+        file = made.file.add()
+        try:
+            file.ParseFromString(base64.b64decode(each, validate=True))
+        except (ValueError, DecodeError):
+            raise ValueError("expected a FileDescriptorProto in base64") from None
+        # Registries return any name, or none.
+        file.name = name
+    return made.SerializeToString()
+
+
+_REGISTERED = "registered schema"
+"""Name of the file with the schema itself, which no import has."""
+
+
+def with_imports(descriptors: bytes, others: bytes = b"") -> bytes:
+    """Return the last file of a descriptor set after the files that it imports, also through others.
+
+    Those that it lacks are the ones of Google's Protobuf library, or are in the descriptor set ``others``.
+
+    Raises:
+        ValueError: a file that is imported is in none of them.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    known = {file.name: file for file in (*_files(others), *_files(descriptors))}
+    found: dict[str, FileDescriptorProto] = {}
+
+    def add(name: str, inside: tuple[str, ...]) -> None:
+        file = known.get(name) or _library_file(name)
+        if file is None:
+            raise ValueError(
+                f"expected all imports: {inside[-1]!r} imports {name!r}, to which the schema does not refer"
+            )
+        if name in inside:
+            raise ValueError(f"expected no cycle of imports: {name!r} imports itself")
+        for each in file.dependency:
+            if each not in found:
+                add(each, (*inside, name))
+        found[name] = file
+
+    files = _files(descriptors)
+    if not files:
+        raise ValueError("expected a descriptor set with a file")
+    add(files[-1].name, ())
+    return FileDescriptorSet(file=found.values()).SerializeToString()
+
+
+_LIBRARY = re.compile(r"google/(?:protobuf|type)/[a-z_]{1,40}\.proto")
+
+
+def _library_file(name: str) -> FileDescriptorProto | None:
+    """Return a file of Google's libraries that is installed; registries have no references to them."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    if not _LIBRARY.fullmatch(name):
+        return None
+    try:
+        module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+    except ModuleNotFoundError:
+        return None
+    return FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+
+
+def registered_messages(descriptors: bytes) -> list[Descriptor]:
+    """Return the messages of the last file of a descriptor set, without nested ones. Raises ValueError: it is none."""
+    pool, files = _loaded(descriptors)
+    return list(pool.FindFileByName(files[-1].name).message_types_by_name.values())
+
+
+def message_at(messages: Sequence[Descriptor], path: Sequence[int]) -> Descriptor | None:
+    """Return the message at ``path``, see ``confluent.message_path``, in a file with ``messages``; or None.
+
+    Java's serializers count nested messages without the entries of maps, which are messages too, and those of Go and
+    Python with them. The first meaning counts, if there is such a message.
+    """
+    return _at(messages, path, lambda each: not each.GetOptions().map_entry) or _at(messages, path, lambda _each: True)
+
+
+def _at(messages: Sequence[Descriptor], path: Sequence[int], counts: Callable[[Descriptor], bool]) -> Descriptor | None:
+    found = None
+    for index in path:
+        counted = list(filter(counts, messages))
+        if index >= len(counted):
+            return None
+        found = counted[index]
+        messages = list(found.nested_types)
+    return None if found is None or found.GetOptions().map_entry else found
 
 
 def _messages(prefix: str, messages: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from pydantic import ValidationError
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
@@ -19,6 +20,7 @@ from penstock.runtime.kafka.schema_registry import (
     find_schema,
     register_schema,
     schema_by_id,
+    schema_of_subject,
 )
 from tests.ports import free_port
 from tests.schema_registry import Registry
@@ -49,6 +51,36 @@ def test_schemas_that_a_schema_refers_to_are_found(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             schema_by_id(options, 7)
         assert "/subjects/Hall/versions/2: it answered with status 404" in (caught.value.why or "")
+
+
+def test_schemas_of_protobuf_are_returned_as_descriptors() -> None:
+    site, hall = FileDescriptorProto(name="plant/site.proto"), FileDescriptorProto(name="hall.proto")
+    with Registry() as registry:
+        options = SchemaRegistry(url=registry.url)
+        registry.refer_to(hall)
+        registry.refer_to(site, hall.name)
+        registry.register_protobuf(7, FileDescriptorProto(package="plant"), site.name)
+        found = schema_by_id(options, 7, serialized=True)
+        assert found == RegisteredSchema("EgVwbGFudA==", "PROTOBUF", ("", ""), ("hall.proto", "plant/site.proto"))
+        # Other schemas in the usual form, which registries may not serialize.
+        registry.register(8, '"int"')
+        registry.requests.clear()
+        assert schema_by_id(options, 8, serialized=True) == RegisteredSchema('"int"', "AVRO")
+        assert registry.requests == ["/schemas/ids/8"]
+        registry.versions["/subjects/a/versions/latest"] = {**registry.schemas[7], "id": 7, "version": 1}
+        assert schema_of_subject(options, "a").schema == found
+        # Older ones ignore the parameter.
+        del registry.schemas[7]["serialized"]
+        with pytest.raises(ConfigError, match="does not return schemas of Protobuf as descriptors") as caught:
+            schema_by_id(options, 7, serialized=True)
+        assert caught.value.why == "/schemas/ids/7?format=serialized: it answered with the text of the schema"
+        for status, kind in ((501, ConfigError), (422, ConfigError), (500, UnavailableError), (503, UnavailableError)):
+            registry.answer = lambda path, status=status: (status, b"{}") if "serialized" in path else None  # type: ignore[misc]  # bound now
+            with pytest.raises(kind):
+                schema_by_id(options, 7, serialized=True)
+        registry.answer = lambda _path: (501, b"{}")
+        with pytest.raises(ConfigError, match="is not a schema registry"):
+            schema_by_id(options, 7)
 
 
 def test_references_without_an_end_are_an_error() -> None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from penstock.cli.options import DEFAULT, Json, local_addresses
+from penstock.cli.options import DEFAULT, Json, local_addresses, shared_options
 from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
 from penstock.cli.pipeline.completion import complete_case, complete_source, complete_valid_file
 from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
+from penstock.cli.pipeline.registry import RegistryOptions, print_subject
 from penstock.cli.tube.access import MasterOptions, complete_topic, connects_to_master
 from penstock.errors import ConfigError, StorageError, UnavailableError
 from penstock.runtime.io.process_end import end_at_sigterm
@@ -339,8 +340,10 @@ def _named_after(directory: Path) -> str:
 
 
 @connects_to_master
+@shared_options(RegistryOptions, "schemas")
 def infer(
     master: MasterOptions,
+    schemas: RegistryOptions,
     file: Annotated[
         Path | None,
         typer.Argument(
@@ -383,37 +386,6 @@ def infer(
             metavar="N",
         ),
     ] = _SAMPLES,
-    registry: Annotated[
-        str | None,
-        typer.Option(
-            help="Print the Avro schema of a subject of this schema registry, instead of reading samples.",
-            metavar="URL",
-            show_default=False,
-        ),
-    ] = None,
-    subject: Annotated[
-        str | None, typer.Option(help="With --registry: the subject.", metavar="NAME", show_default=False)
-    ] = None,
-    subject_version: Annotated[
-        int | None,
-        typer.Option(help="With --registry: the version; default: the latest.", min=1, metavar="N", show_default=False),
-    ] = None,
-    registry_user: Annotated[
-        str | None,
-        typer.Option(help="User of the schema registry, or the key of an API key.", metavar="NAME", show_default=False),
-    ] = None,
-    registry_password_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File whose first line is the password of --registry-user.", metavar="FILE", show_default=False
-        ),
-    ] = None,
-    registry_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file with the trusted authorities of the schema registry.", metavar="FILE", show_default=False
-        ),
-    ] = None,
     nullable: Annotated[bool, typer.Option("--nullable", help="No column is NOT NULL.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -424,10 +396,10 @@ def infer(
     example and its place: the line, or partition and offset of the record. Samples that are not a JSON object are left
     out with a note. No group's offsets change.
 
-    With --registry, print the Avro schema of a subject, for a step with `format: avro`, `encoding: confluent` and
-    `registry`: schemas that it refers to are part of it.
+    With --registry, print the schema of a subject, for a step with `encoding: confluent` and `registry`: an Avro schema
+    or the descriptor set of Protobuf, with the schemas that it refers to, or a JSON Schema.
     """
-    if [file, topic, pipeline, registry].count(None) != 3:
+    if [file, topic, pipeline, schemas.registry].count(None) != 3:
         raise ConfigError(
             "infer needs samples: a FILE, --topic or --pipeline, or a --registry, and only one of them",
             option="file",
@@ -437,20 +409,10 @@ def infer(
         raise ConfigError(
             "--from-source is set without --pipeline", option="--from-source", do="add --pipeline, or omit it"
         )
-    of_registry = {
-        "--subject": subject,
-        "--subject-version": subject_version,
-        "--registry-user": registry_user,
-        "--registry-password-file": registry_password_file,
-        "--registry-ca": registry_ca,
-    }
-    if registry is not None:
-        options = {"url": registry, "user": registry_user, "password_file": registry_password_file, "ca": registry_ca}
-        _print_subject(options, subject, subject_version, nullable=nullable, as_json=as_json)
+    if schemas.registry is not None:
+        print_subject(schemas, nullable=nullable, as_json=as_json)
         return
-    given = next((name for name, value in of_registry.items() if value is not None), None)
-    if given is not None:
-        raise ConfigError(f"{given} is set without --registry", option=given, do="add --registry URL, or omit it")
+    schemas.check_unused()
     what = "records" if file is None else "lines"
     if file is not None:
         samples, name, option = _samples_of(file), str(file), "file"
@@ -470,62 +432,6 @@ def infer(
         for column in found.columns
     ]
     print_json({"columns": columns, "notes": found.notes, "samples": found.samples, "refused": found.refused})
-
-
-def _print_subject(
-    options: Mapping[str, object], subject: str | None, version: int | None, *, nullable: bool, as_json: bool
-) -> None:
-    """Print the Avro schema of a subject of the schema registry with the given ``options``."""
-    from pydantic import ValidationError
-
-    from penstock.payloads.avro_schema import inlined, parse_avro_schema
-    from penstock.pipelines.spec.columns import parse_ddl
-    from penstock.runtime.kafka.config import SchemaRegistry
-    from penstock.runtime.kafka.schema_registry import schema_of_subject
-
-    if subject is None or nullable:
-        raise ConfigError(
-            "--nullable is for samples: a field of an Avro schema says if it may be null"
-            if nullable
-            else "--registry is set without --subject",
-            option="--nullable" if nullable else "--subject",
-            do="omit it" if nullable else "add --subject NAME, for example --subject TOPIC-value",
-        )
-    try:
-        registry = SchemaRegistry.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "-".join(["--registry", *(str(part).replace("_", "-") for part in first["loc"] if part != "url")])
-        why = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(
-            f"the schema registry {options['url']} cannot be used", option=name, why=why, do=f"correct {name}"
-        ) from None
-    found = schema_of_subject(registry, subject, version)
-    named = f"version {found.version} of the subject {subject!r}"
-    if found.schema.kind != "AVRO":
-        raise ConfigError(
-            f"{named} is a schema of {found.schema.kind}, not of Avro", option="--subject", do="name another subject"
-        )
-    try:
-        parsed = parse_avro_schema(found.schema.text, found.schema.references)
-        text = inlined(found.schema.text, found.schema.references)
-    except ValueError as error:
-        raise ConfigError(
-            f"{named} cannot be read into columns",
-            option="--subject",
-            why=str(error),
-            do="write a schema with the fields that are needed",
-        ) from error
-    if as_json:
-        columns = [
-            {"name": column.name, "type": column.type, "nullable": each.type.null is not None}
-            for column, each in zip(parse_ddl(parsed.ddl), parsed.record.fields, strict=True)
-        ]
-        about = {"subject": subject, "version": found.version, "id": found.schema_id}
-        print_json({"columns": columns, "schema": text, **about})
-        return
-    note(f"{named}, schema id {found.schema_id}, has the columns {parsed.ddl}")
-    sys.stdout.write(f"{text}\n")
 
 
 def _samples_of(file: Path) -> Iterator[tuple[str, str]]:

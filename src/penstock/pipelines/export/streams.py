@@ -243,6 +243,8 @@ class Streams:
                 f"step {step.name} parses {parse.format}, which penstock decodes; for Avro and Protobuf, Spark has "
                 "the packages spark-avro and spark-protobuf"
             )
+        if parse.registry is not None:
+            raise NotExportable(f"step {step.name} reads schemas of a registry")
         if parse.policies or parse.new_fields_as is not None:
             raise NotExportable(f"step {step.name} has a policy for changes of the schema")
         columns = parse_ddl(parse.ddl)

@@ -1,4 +1,5 @@
-"""Message schemas of Azure IoT Operations as columns: JSON Schema draft-07, and Delta 1.0 (a struct of Spark in JSON).
+"""Message schemas as columns: JSON Schema, as schema registries have it, and Delta 1.0 (a struct of Spark in JSON) of
+Azure IoT Operations.
 
 Constraints of values (patterns, limits, lists of values) are not checked. Properties that the schema does not name are
 new fields.
@@ -16,7 +17,7 @@ from penstock.pipelines.spec.values import quoted_name
 __all__ = ["is_message_schema", "message_schema_ddl"]
 
 _DELTA = "Delta/1.0"
-_JSON_SCHEMA = re.compile(r"https?://json-schema\.org/draft-07/schema#?")
+_JSON_SCHEMA = re.compile(r"https?://json-schema\.org/(?:draft-0[467]|draft/2019-09|draft/2020-12)/schema#?")
 _STRINGS = {"date-time": "TIMESTAMP", "date": "DATE"}
 _JSON_TYPES = {"integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}
 _DELTA_TYPES = {
@@ -53,12 +54,12 @@ def message_schema_ddl(text: str) -> str:
         if kind == _DELTA:
             properties = given.get("properties")
             fields = _fields(properties, "properties") if isinstance(properties, dict) else []
-        elif isinstance(kind, str) and _JSON_SCHEMA.fullmatch(kind):
+        elif kind is None or (isinstance(kind, str) and _JSON_SCHEMA.fullmatch(kind)):
             fields = _JsonSchema(given).columns()
         else:
             raise ValueError(
-                f"expected a message schema with `$schema`: {_DELTA} or http://json-schema.org/draft-07/schema#, "
-                f"not {_shown(kind)}"
+                f"expected a message schema with `$schema`: {_DELTA} or http://json-schema.org/draft-07/schema# (also "
+                f"draft 4, 6, 2019-09, 2020-12), not {_shown(kind)}"
             )
     except json.JSONDecodeError as error:
         raise ValueError(f"expected a message schema in JSON: {error}") from None
@@ -79,6 +80,10 @@ def _struct(fields: Sequence[_Field], where: str) -> str:
     if not fields:
         raise ValueError(f"expected fields of {where} in the message schema")
     return f"STRUCT<{', '.join(f'{quoted_name(name)}: {type_}' for name, type_, _ in fields)}>"
+
+
+def _is_null(given: object) -> bool:
+    return isinstance(given, dict) and given.get("type") == "null"
 
 
 def _shown(value: object) -> str:
@@ -141,7 +146,8 @@ class _JsonSchema:
         return made
 
     def _one_of(self, given: Any, where: str) -> tuple[str, bool]:
-        others = [each for each in given if each != {"type": "null"}] if isinstance(given, list) else []
+        # Some serializers give the schema of null a title.
+        others = [each for each in given if not _is_null(each)] if isinstance(given, list) else []
         if len(others) != 1:
             raise ValueError(f"expected one type other than null of {where}: a column has one")
         type_, nullable = self._type(others[0], where)

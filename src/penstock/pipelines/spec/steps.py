@@ -111,8 +111,9 @@ class Parse(Part):
     )
     encoding: Literal["plain", "single_object", "confluent"] | None = Field(
         default=None,
-        description="what precedes an Avro record or a Protobuf message: nothing (`plain`, default), the fingerprint "
-        "of the schema (`single_object`, Avro only), or a byte 0 and the id of the schema in a registry (`confluent`)",
+        description="what precedes an Avro record, a Protobuf message or JSON: nothing (`plain`, default), the "
+        "fingerprint of the schema (`single_object`, Avro only), or a byte 0 and the id of the schema in a registry "
+        "(`confluent`; for JSON with `registry`)",
     )
     schema_id: int | None = Field(
         default=None,
@@ -122,8 +123,8 @@ class Parse(Part):
     )
     registry: SchemaRegistry | None = Field(
         default=None,
-        description="schema registry with the schemas of the messages, instead of `schema_id`, with `format: avro` and "
-        "`encoding: confluent`; the schema in the file is then that of the columns",
+        description="schema registry with the schemas of the messages, instead of `schema_id`, with `format: avro`, "
+        "`protobuf` or `json` and `encoding: confluent`; the schema in the file is then that of the columns",
     )
     delimiter: str | None = Field(
         default=None, min_length=1, max_length=1, description="separator of CSV columns; default: a comma"
@@ -174,6 +175,12 @@ class Parse(Part):
         return self.format in ("avro", "protobuf")
 
     @property
+    def registry_name(self) -> str:
+        """Short name of the registry for directories; another one for Protobuf, whose schemas have another form."""
+        assert self.registry is not None
+        return self.registry.digest("descriptors" if self.format == "protobuf" else "")
+
+    @property
     def ddl(self) -> str:
         """The DDL of all columns: those from ``schema`` or ``schema_file``, and the attributes of CloudEvents."""
         assert self.columns is not None, "checked when the file was read"
@@ -210,20 +217,19 @@ class Parse(Part):
             return self._sparkplug()
         if (self.columns is None) == (self.schema_file is None):
             raise ValueError("expected exactly one of schema, schema_file")
-        if not self.has_own_schema and (self.encoding is not None or self.schema_id is not None):
-            raise ValueError("expected encoding and schema_id only with `format: avro` or `protobuf`")
+        if not self.has_own_schema and self.schema_id is not None:
+            raise ValueError("expected schema_id only with `format: avro` or `protobuf`")
+        if not self.has_own_schema and self.encoding is not None and self.format != "json":
+            raise ValueError("expected encoding only with `format: avro`, `protobuf` or `json`")
         if self.format == "protobuf" and (self.schema_file is None or self.message is None):
             raise ValueError("expected schema_file, a descriptor set, and message with `format: protobuf`")
         if self.format != "protobuf" and self.message is not None:
             raise ValueError("expected message only with `format: protobuf`")
-        if self.format == "protobuf" and self.encoding == "single_object":
+        if self.format != "avro" and self.encoding == "single_object":
             raise ValueError("expected `encoding: single_object` only with `format: avro`")
-        if self.registry is not None and (self.format != "avro" or self.encoding != "confluent"):
-            raise ValueError("expected registry only with `format: avro` and `encoding: confluent`")
         if (self.encoding == "confluent") != ((self.schema_id is None) != (self.registry is None)):
-            raise ValueError(
-                "expected a schema_id, or for `format: avro` a registry, with `encoding: confluent`, and only there"
-            )
+            either = "a registry" if self.format == "json" else "a schema_id or a registry"
+            raise ValueError(f"expected {either} with `encoding: confluent`, and only there")
         if self.delimiter is not None and self.format != "csv":
             raise ValueError("expected delimiter only with `format: csv`")
         self._check_policies()
@@ -782,5 +788,4 @@ class Step(Part):
 def registries_of(steps: Iterable[Step]) -> dict[str, SchemaRegistry]:
     """Return the schema registries of ``steps``, by their short names."""
     parses = (step.parse for step in steps)
-    found = [parse.registry for parse in parses if parse is not None and parse.registry is not None]
-    return {registry.digest: registry for registry in found}
+    return {parse.registry_name: parse.registry for parse in parses if parse is not None and parse.registry is not None}

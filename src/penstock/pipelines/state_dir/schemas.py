@@ -48,7 +48,10 @@ _DECISION = re.compile(rf"(([0-9]+)-([0-9a-f]+-[0-9]+|{_LIMIT}|{_KNOWN}))\.json"
 
 
 class StoredSchema(NamedTuple):
-    """A schema in a registry; without ``text``, the id was unknown. ``kind`` and others: see ``RegisteredSchema``."""
+    """A schema in a registry; without ``text``, the id was unknown. ``kind`` and others: see ``RegisteredSchema``.
+
+    The text of Protobuf is a descriptor set in base64, see ``registered_files``, with those that it refers to.
+    """
 
     text: str | None
     kind: str = "AVRO"
@@ -59,8 +62,9 @@ class BatchSchemas(NamedTuple):
     """Ids of schemas that an attempt of a batch knows.
 
     ``state``: directory of the stored ones. ``batches``: the checkpoints and numbers of the batch, by sink. ``known``:
-    ids that were stored when the attempt began, each as ``<registry>-<id>``, without those of decisions. ``fixed``: all
-    schemas, by id, in a test case, which has no registry. ``limited``: all other ids are unknown.
+    ids that were stored when the attempt began, each as ``<registry>-<id>``, without those of decisions. ``fixed``: the
+    contents of all schemas in base64, by id, in a test case, which has no registry. ``limited``: all other ids are
+    unknown.
     """
 
     state: StoragePath | None

@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 
 from penstock.errors import ConfigError, shortened
 from penstock.payloads.avro import AvroMessages
+from penstock.payloads.confluent import AFTER_ID
 from penstock.payloads.errors import (
     CODES,
     MISMATCH,
@@ -89,11 +90,16 @@ def parse_step(rows: DataFrame, name: str, parse: Parse, births: Sequence[Storag
         found = sf.col("_decoded")
         failures = [(code, sf.when(found["code"] == code, found["reason"])) for code in CODES]
         return _columns(decoded.withColumn("_parsed", found["value"]), rows, name, parse, schema, failures)
+    given, of_registry = rows, list[tuple[str, Column]]()
+    if parse.registry is not None:
+        given, of_registry = _after_id(rows, parse)
+        value = sf.col(_PAYLOAD)
     text = value.cast("string")
     parsed, failures = (
         _csv(text, schema, parse) if parse.format == "csv" else _json(value, text, schema, parse, rows.sparkSession)
     )
     failures = [
+        *of_registry,
         (
             "parse.empty",
             sf.when(value.isNull() | (sf.trim(text, sf.lit(" \t\r\n")) == ""), sf.lit("the payload is empty")),
@@ -103,9 +109,25 @@ def parse_step(rows: DataFrame, name: str, parse: Parse, births: Sequence[Storag
     ]
     exact = _exact_of(value, schema, parse, rows.sparkSession) if parse.format == "json" else None
     if exact is None:
-        return _columns(rows.withColumn("_parsed", parsed), rows, name, parse, schema, failures)
-    made = rows.withColumn("_exact", exact).withColumn("_parsed", sf.coalesce("_exact", parsed))
+        return _columns(given.withColumn("_parsed", parsed), rows, name, parse, schema, failures)
+    made = given.withColumn("_exact", exact).withColumn("_parsed", sf.coalesce("_exact", parsed))
     return _columns(made, rows, name, parse, schema, failures, valid=sf.col("_exact").isNotNull())
+
+
+def _after_id(rows: DataFrame, parse: Parse) -> tuple[DataFrame, list[tuple[str, Column]]]:
+    """Return ``rows`` with the payload after the id of its schema in a registry, and the failures of those without one
+    or with that of another schema."""
+    messages = RegistryMessages.of(parse)
+
+    def check(payloads: Any) -> Any:
+        return messages.failures(payloads)
+
+    kind = StructType([StructField("code", StringType()), StructField("reason", StringType())])
+    value, found = sf.col("_source.value"), sf.col("_registered")
+    registered = arrow_function(check, kind)(sf.when(alive(), value))
+    after = sf.when(found["code"].isNull(), sf.expr(f"substring(_source.value, {AFTER_ID + 1})"))
+    failures = [(code, sf.when(found["code"] == code, found["reason"])) for code in CODES]
+    return rows.withColumn("_registered", registered).withColumn(_PAYLOAD, after), failures
 
 
 def _columns(
@@ -284,7 +306,7 @@ def _json(
             "schema.mismatch",
             _mismatch(
                 schema,
-                f"from_json({_TEXT}, 'MAP<STRING, STRING>')",
+                f"from_json({_TEXT if parse.registry is None else _TEXT_AFTER_ID}, 'MAP<STRING, STRING>')",
                 f"CASE WHEN {_TEXTS} IS NULL THEN 'the payload is not a JSON object' END",
                 lambda name: f"try_element_at({_TEXTS}, {literal(name)})",
             ),
@@ -385,8 +407,11 @@ def _is_infinite(place: tuple[str, ...]) -> Column:
     return sf.expr(f"abs(_parsed.{'.'.join(map(quoted, place))}) = double('Infinity')")
 
 
+_PAYLOAD = "_payload"
+"""Column with the payload after the id of its schema in a registry."""
 _TEXT = "CAST(_source.value AS STRING)"
 """The payload as text, in SQL."""
+_TEXT_AFTER_ID = f"CAST({_PAYLOAD} AS STRING)"
 _TEXTS = "penstock_texts"
 """Name of the variable with the columns of a payload as text, in SQL."""
 

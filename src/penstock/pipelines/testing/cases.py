@@ -118,7 +118,8 @@ class Case(_Part):
     keys: Keys = Field(default_factory=dict, description="contents of the state store for enrich steps")
     schemas: dict[int, str] = Field(
         default_factory=dict,
-        description="Avro schemas of the registry by id: files, relative to the file of the cases",
+        description="schemas of the registry by id: files, relative to the file of the cases; of Protobuf descriptor "
+        "sets, whose last file has the messages",
     )
     changes: list[KeyChange] = Field(
         default_factory=list, description="changes of the state store for as-of joins, in order"
@@ -192,18 +193,18 @@ def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
 
 
 def _with_schemas(case: Case, path: Path) -> Case:
-    """Return ``case`` with the contents of its files of schemas."""
+    """Return ``case`` with the contents of its files of schemas, in base64."""
     schemas = {}
     for schema_id, name in case.schemas.items():
         file = path.parent / name
         try:
-            schemas[schema_id] = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            schemas[schema_id] = base64.b64encode(file.read_bytes()).decode()
+        except OSError as error:
             raise ConfigError(
                 f"{path}: case {case.name!r}: the schema {str(file)!r} cannot be read",
                 option="schemas",
-                why=getattr(error, "strerror", None) or "it is not UTF-8 text",
-                do="write the path of an Avro schema, relative to the file of the cases",
+                why=error.strerror,
+                do="write the path of a schema, relative to the file of the cases",
             ) from error
     return case.model_copy(update={"schemas": schemas})
 

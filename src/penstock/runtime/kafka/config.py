@@ -167,10 +167,10 @@ class SchemaRegistry(_Section):
         default=None, description="PEM file: trusted authorities with `https`; default: those of the system"
     )
 
-    @property
-    def digest(self) -> str:
-        """Short name for directories, another one for another URL: ids belong to a registry."""
-        return hashlib.sha256(self.url.encode()).hexdigest()[:12]
+    def digest(self, form: str = "") -> str:
+        """Return a short name for directories with schemas in a ``form``, another one for another URL: ids belong to a
+        registry."""
+        return hashlib.sha256(f"{self.url}{' ' if form else ''}{form}".encode()).hexdigest()[:12]
 
     @model_validator(mode="after")
     def _complete(self) -> SchemaRegistry:

@@ -46,12 +46,15 @@ _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 class RegisteredSchema(NamedTuple):
     """A schema: its text, its ``kind`` (``AVRO``, ``PROTOBUF``, ``JSON``), and the texts of those that it refers to.
 
-    Each of ``references`` is behind those that it refers to itself.
+    Each of ``references`` is behind those that it refers to itself; ``names`` are what the schemas call them. Those of
+    JSON are not requested. Protobuf is a FileDescriptorProto in base64, if it is requested so, and otherwise text
+    without references.
     """
 
     text: str
     kind: str
     references: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class SubjectVersion(NamedTuple):
@@ -84,23 +87,26 @@ class _Response:
         return self.status == HTTPStatus.NOT_FOUND and self.value_of("error_code") in codes
 
 
-def schema_by_id(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema | None:
+def schema_by_id(registry: SchemaRegistry, schema_id: int, *, serialized: bool = False) -> RegisteredSchema | None:
     """Return the schema with the id ``schema_id``; None if the registry says that it has none.
+
+    ``serialized``: return schemas of Protobuf as descriptors.
 
     Raises:
         UnavailableError: the registry did not answer, or could not for now.
         RefusedError: it refused the request.
-        ConfigError: the URL is not that of a registry, or a file cannot be read.
+        ConfigError: the URL is not that of a registry, or of one that cannot serialize schemas of Protobuf, or a file
+            cannot be read.
     """
     path = f"/schemas/ids/{schema_id}"
     found = _get(registry, path)
     if found.lacks(_UNKNOWN_SCHEMA):
         return None
-    return _registered(registry, path, found)
+    return _registered(registry, path, found, serialized=serialized)
 
 
 def schema_of_subject(registry: SchemaRegistry, subject: str, version: int | None = None) -> SubjectVersion:
-    """Return a ``version`` of ``subject``, by default the latest.
+    """Return a ``version`` of ``subject``, by default the latest; Protobuf as descriptors.
 
     Raises:
         RefusedError: the registry has no such subject or version, or refused the request.
@@ -117,26 +123,38 @@ def schema_of_subject(registry: SchemaRegistry, subject: str, version: int | Non
             why=_refusal(found),
             do=f"list what it has: GET {registry.url}/subjects, and the versions of one at /subjects/SUBJECT/versions",
         )
-    schema, data = _registered(registry, path, found), found.data
+    schema, data = _registered(registry, path, found, serialized=True), found.data
     if not isinstance(data.get("id"), int) or not isinstance(data.get("version"), int):
         raise _no_registry(registry, path, found)
     return SubjectVersion(data["version"], data["id"], schema)
 
 
-def _registered(registry: SchemaRegistry, path: str, found: _Response) -> RegisteredSchema:
+def _registered(registry: SchemaRegistry, path: str, found: _Response, *, serialized: bool) -> RegisteredSchema:
     """Return the schema in the response to a request of ``path``, with those that it refers to."""
     _check_schema(registry, path, found)
-    data = found.data
-    kind, references = str(data.get("schemaType") or "AVRO"), dict[str, str]()
-    if kind == "AVRO":
+    kind = str(found.data.get("schemaType") or "AVRO")
+    is_descriptor = serialized and kind == "PROTOBUF"
+    if is_descriptor:
+        # Only now: registries refuse the format for other schemas.
+        found = _serialized(registry, path)
+    data, references = found.data, dict[str, _Reference]()
+    if is_descriptor or kind == "AVRO":
         try:
-            _add_references(registry, data, references, (path,))
+            _add_references(registry, data, references, (path,), serialized=is_descriptor)
         except (KeyError, TypeError, ValueError) as error:
             raise _no_registry(registry, path, found) from error
-    return RegisteredSchema(data["schema"], kind, tuple(references.values()))
+    texts, names = (tuple(each[at] for each in references.values()) for at in range(2))
+    return RegisteredSchema(data["schema"], kind, texts, names if is_descriptor else ())
 
 
-def _add_references(registry: SchemaRegistry, data: Any, known: dict[str, str], inside: tuple[str, ...]) -> None:
+class _Reference(NamedTuple):
+    text: str
+    name: str
+
+
+def _add_references(
+    registry: SchemaRegistry, data: Any, known: dict[str, _Reference], inside: tuple[str, ...], *, serialized: bool
+) -> None:
     """Add the texts of the schemas that the schema ``data`` refers to, to ``known`` by path.
 
     ``inside``: the paths from the first schema to ``data``. A registry accepts a reference only to a version that
@@ -150,10 +168,37 @@ def _add_references(registry: SchemaRegistry, data: Any, known: dict[str, str], 
             continue
         if len(known) + len(inside) > _MOST_REFERENCES:
             raise _wrong_references(registry, inside[0], f"it refers to more than {_MOST_REFERENCES} schemas")
-        found = _get(registry, path)
+        found = _serialized(registry, path) if serialized else _get(registry, path)
         _check_schema(registry, path, found)
-        _add_references(registry, found.data, known, (*inside, path))
-        known[path] = found.data["schema"]
+        _add_references(registry, found.data, known, (*inside, path), serialized=serialized)
+        known[path] = _Reference(found.data["schema"], str(each["name"]) if serialized else "")
+
+
+def _serialized(registry: SchemaRegistry, path: str) -> _Response:
+    """Return the response to a request of a schema of Protobuf as a descriptor.
+
+    Raises:
+        ConfigError: the registry returned another form, or does not know this one.
+    """
+    found = _get(registry, f"{path}?format=serialized")
+    if found.status in (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+        raise _not_serialized(registry, path, _refusal(found))
+    _check_schema(registry, path, found)
+    try:
+        base64.b64decode(found.data["schema"], validate=True)
+    except ValueError:
+        raise _not_serialized(registry, path, "it answered with the text of the schema") from None
+    return found
+
+
+def _not_serialized(registry: SchemaRegistry, path: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"the schema registry {registry.url} does not return schemas of Protobuf as descriptors",
+        option="registry.url",
+        why=f"{path}?format=serialized: {why}",
+        do="use a version of the registry with this parameter (Redpanda: 25.2 or later), or set schema_id instead of "
+        "registry, with a descriptor set of protoc for each schema",
+    )
 
 
 def _wrong_references(registry: SchemaRegistry, path: str, why: str) -> ConfigError:
@@ -275,9 +320,8 @@ def _request(registry: SchemaRegistry, method: str, path: str, schema: str | Non
         ) from error
     finally:
         connection.close()
-    if (
-        found.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-        or found.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    if found.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or (
+        found.status >= HTTPStatus.INTERNAL_SERVER_ERROR and found.status != HTTPStatus.NOT_IMPLEMENTED
     ):
         raise UnavailableError(
             f"the schema registry {registry.url} does not answer",

@@ -158,7 +158,7 @@ WRONG = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int",
         ("schema_file: none.avsc", "expected a readable schema_file"),
         (
             f"schema: '{record('int')}', encoding: confluent",
-            "expected a schema_id, or for `format: avro` a registry, with",
+            "expected a schema_id or a registry with",
         ),
         (
             f"schema: '{record('int')}', schema_id: 5",
@@ -166,9 +166,12 @@ WRONG = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int",
         ),
         (
             f"schema: '{record('int')}', encoding: confluent, schema_id: 5, {REGISTRY}",
-            "expected a schema_id, or for `format: avro` a registry",
+            "expected a schema_id or a registry with",
         ),
-        (f"schema: '{record('int')}', {REGISTRY}", "only with `format: avro` and `encoding: confluent`"),
+        (
+            f"schema: '{record('int')}', {REGISTRY}",
+            "expected a schema_id or a registry with `encoding: confluent`, and",
+        ),
         (f"schema: '{WRONG}', encoding: confluent, {REGISTRY}", "a default of the type int for the field 'a'"),
         (f"schema: '{record('int')}', new_fields: fail", "expected no new_fields with `format: avro`, whose payloads"),
         (f"schema: '{record('int')}', unknown_enums: add", "only with `format: protobuf` or a registry"),
@@ -182,8 +185,18 @@ def test_wrong_options_are_refused(options: str, reason: str) -> None:
 
 
 def test_options_of_avro_are_refused_with_other_formats() -> None:
-    with pytest.raises(ConfigError, match="expected encoding and schema_id only with `format: avro` or `protobuf`"):
-        parse(PIPELINE.replace("format: avro, PARSE", "schema: x INT, encoding: plain"), name="p.yaml")
+    for options, reason in (
+        ("format: cbor, schema: x INT, encoding: plain", "expected encoding only with `format: avro`, `protobuf` or"),
+        (
+            "schema: x INT, encoding: confluent, schema_id: 5",
+            "expected schema_id only with `format: avro` or `protobuf`",
+        ),
+        ("schema: x INT, encoding: confluent", "expected a registry with `encoding: confluent`, and only there"),
+        ("schema: x INT, encoding: single_object", "`encoding: single_object` only with `format: avro`"),
+        (f"format: csv, schema: x INT, {REGISTRY}", "with `encoding: confluent`, and only there"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            parse(PIPELINE.replace("format: avro, PARSE", options), name="p.yaml")
     with pytest.raises(ConfigError, match="do not start with '_'"):
         parse(PIPELINE.replace("PARSE", f"schema: '{record('int').replace('f0', '_f')}'"), name="p.yaml")
 
@@ -195,6 +208,9 @@ def test_a_registry_permits_policies_for_new_fields_and_symbols() -> None:
     assert step.parse is not None
     assert step.parse.ddl == "f0 INT, more MAP<STRING, STRING>"
     assert list(registries_of([step])) == ["08d5f409490f"]
+    text = PIPELINE.replace("format: avro, PARSE", f"schema: x INT, encoding: confluent, {REGISTRY}, new_fields: fail")
+    (of_json,) = parse(text, name="p.yaml").steps
+    assert list(registries_of([step, of_json])) == ["08d5f409490f"]
 
 
 def test_types_of_other_schemas_are_known_by_name() -> None:

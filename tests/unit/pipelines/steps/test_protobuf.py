@@ -354,6 +354,12 @@ def test_the_descriptor_set_is_a_file(tmp_path: Path) -> None:
     step = load(tmp_path / "p.yaml").steps[0].parse
     assert step is not None
     assert (step.ddl, step.message_schema) == ("f1 INT, f6 ARRAY<INT>", SET)
+    registry = "encoding: confluent, registry: {url: 'http://127.0.0.1:8081'}"
+    (tmp_path / "p.yaml").write_text(PIPELINE.replace("PARSE", f"schema_file: plant.desc, message: Other, {registry}"))
+    step = load(tmp_path / "p.yaml").steps[0].parse
+    assert step is not None
+    # Not that of Avro and JSON with the same URL, whose schemas are stored in another form.
+    assert step.registry_name == "a7f5a32d510a"
 
 
 @pytest.mark.parametrize(
@@ -364,7 +370,7 @@ def test_the_descriptor_set_is_a_file(tmp_path: Path) -> None:
         ("schema_file: none.desc, message: Other", "expected a readable schema_file"),
         ("schema_file: plant.desc, message: Other, encoding: single_object", "only with `format: avro`"),
         ("schema_file: plant.desc, message: Node", "expected no recursive message"),
-        ("schema_file: plant.desc, message: Other, encoding: confluent", "expected a schema_id"),
+        ("schema_file: plant.desc, message: Other, encoding: confluent", "expected a schema_id or a registry"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, options: str, reason: str) -> None:

@@ -31,7 +31,7 @@ def test_schemas_of_a_case_are_files_next_to_it(tmp_path: Path) -> None:
         load(tmp_path, text)
     (tmp_path / "a.avsc").write_text('"int"')
     (case,) = load(tmp_path, text)
-    assert case.schemas == {7: '"int"'}
+    assert case.schemas == {7: "ImludCI="}
 
 
 def test_a_file_of_cases(tmp_path: Path) -> None:
