@@ -57,19 +57,17 @@ def check_value_schema(pipeline: Pipeline, sink: Sink) -> None:
         RefusedError: it does not, or lacks the schema.
         UnavailableError, ConfigError: see ``schema_by_id``.
     """
-    assert sink.kafka is not None
-    avro = sink.kafka.avro
+    avro = sink.avro
     if avro is None:
         return
     text = planned_schema(pipeline, sink)
     if text is None:
         check_registry(avro.registry)
         return
-    subject = avro.subject_of(sink.kafka.topic)
-    if find_schema(avro.registry, subject, text) is None:
+    if find_schema(avro.registry, sink.subject, text) is None:
         if not avro.auto_register:
             raise _unregistered(sink)
-        check_compatible(avro.registry, subject, text)
+        check_compatible(avro.registry, sink.subject, text)
 
 
 def schema_id(sink: Sink, text: str) -> int:
@@ -79,25 +77,21 @@ def schema_id(sink: Sink, text: str) -> int:
         RefusedError: the registry refuses it, or lacks it.
         UnavailableError, ConfigError: see ``schema_by_id``.
     """
-    assert sink.kafka is not None
-    assert sink.kafka.avro is not None
-    avro = sink.kafka.avro
-    subject = avro.subject_of(sink.kafka.topic)
+    avro = sink.avro
+    assert avro is not None
     if avro.auto_register:
-        return register_schema(avro.registry, subject, text)
-    found = find_schema(avro.registry, subject, text)
+        return register_schema(avro.registry, sink.subject, text)
+    found = find_schema(avro.registry, sink.subject, text)
     if found is None:
         raise _unregistered(sink)
     return found
 
 
 def _unregistered(sink: Sink) -> RefusedError:
-    assert sink.kafka is not None
-    assert sink.kafka.avro is not None
-    avro = sink.kafka.avro
+    avro = sink.avro
+    assert avro is not None
     return RefusedError(
-        f"the schema registry {avro.registry.url} does not have the schema of the sink in the subject "
-        f"{avro.subject_of(sink.kafka.topic)!r}",
+        f"the schema registry {avro.registry.url} does not have the schema of the sink in the subject {sink.subject!r}",
         peer=avro.registry.url,
         why="auto_register is false",
         do="register the schema that penstock pipeline plan --json shows, name the registered one as schema_file, or "
@@ -112,7 +106,6 @@ def schema_of_rows(rows: DataFrame, sink: Sink) -> str:
         ConfigError: a column does not exist, or has a type that Avro or the given schema lacks.
     """
     assert sink.kafka is not None
-    assert sink.kafka.avro is not None
     names = data_columns(rows)
     lacking = {name.lower() for name in value_fields(sink.kafka, names)} - {name.lower() for name in names}
     try:

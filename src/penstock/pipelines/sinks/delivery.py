@@ -204,7 +204,7 @@ def as_messages(
         sf.concat_ws("/", *record_identity(rows), sf.lit(unique)).alias("_message"),
         (_value(rows, messages) if value is None else value).alias("_value"),
     ]
-    json = not isinstance(messages.value, str) and (sink.kafka is None or sink.kafka.avro is None)
+    json = not isinstance(messages.value, str) and sink.avro is None
     if (records := sink.records) is not None:
         key = sf.lit(None).cast("string") if records.key is None else key_column(rows, records.key)
         named = records.headers
@@ -726,7 +726,7 @@ def _write_kafka(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     pipeline = writer.targets.pipeline
     write = TopicBatch(sink.kafka.target, pipeline.name, sink.name, *writer.identity(batch.number))
     number = batch.number if batch.windows else None
-    framed = None if sink.kafka.avro is None or not batch.count else writer.framed_value(sink, batch.rows)
+    framed = None if sink.avro is None or not batch.count else writer.framed_value(sink, batch.rows)
     messages = _in_order(batch.rows.coalesce(1), sink, pipeline, batch=number, value=framed)
     return write_kafka(messages, batch.count, write)
 
@@ -855,7 +855,7 @@ def _mark_unsendable(rows: DataFrame, sink: Sink) -> DataFrame:
     name = sink_letter(sink.name)
     if sink.messages.when != "true":
         rows = mark_filtered(rows, name, sink.messages.when)
-    if sink.kafka is not None and sink.kafka.avro is not None:
+    if sink.avro is not None:
         rows = rows.withColumn(ENCODED, encoded_value(rows, sink, alive()))
     return mark_dead(rows, name, message_failures(rows, sink, sink.messages)).drop(ENCODED)
 

@@ -83,9 +83,9 @@ def value_fields(kafka: KafkaSink, columns: Iterable[str]) -> list[str]:
 def planned_schema(pipeline: Pipeline, sink: Sink) -> str | None:
     """Return the schema of the values of ``sink``, which has one; None if only Spark knows the types of its columns."""
     assert sink.kafka is not None
-    assert sink.kafka.avro is not None
-    if sink.kafka.avro.text is not None:
-        return sink.kafka.avro.text
+    assert sink.avro is not None
+    if sink.avro.text is not None:
+        return sink.avro.text
     columns = sink_columns(pipeline, sink)
     if columns is None:
         return None

@@ -168,9 +168,8 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
     if sink.table is not None and sink.table.partition_by:
         leaves["rows whose value cannot be a partition"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
     schema = {}
-    if sink.kafka is not None and sink.kafka.avro is not None:
-        subject = sink.kafka.avro.subject_of(sink.kafka.topic)
-        schema = {"schema": {"subject": subject, "text": planned_schema(pipeline, sink)}}
+    if sink.avro is not None:
+        schema = {"schema": {"subject": sink.subject, "text": planned_schema(pipeline, sink)}}
     return {
         "sink": sink.name,
         "sources": list(dict.fromkeys(sink_plan.inputs)),
@@ -418,9 +417,9 @@ def _committed(_pipeline: Pipeline, sink: Sink) -> str:
     how += [] if sink.kafka.sasl is None else [sink.kafka.sasl.mechanism.value]
     shown = f" ({', '.join(how)})" if how else ""
     avro = ""
-    if (given := sink.kafka.avro) is not None:
+    if (given := sink.avro) is not None:
         registers = "registered by the run" if given.auto_register else "which must be registered"
-        avro = f", Avro with the subject {given.subject_of(sink.kafka.topic)} of {given.registry.url}, {registers}"
+        avro = f", Avro with the subject {sink.subject} of {given.registry.url}, {registers}"
     return f"{sink.kafka.target.connection.shown}{shown}: topic {sink.kafka.topic}{key}{avro}"
 
 

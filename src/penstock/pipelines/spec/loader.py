@@ -562,10 +562,10 @@ def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _tube(pipeline, sink.tubemq, where)
         if sink.records is not None:
             yield from _named(sink.records.headers, (*where, "headers"))
-        if sink.kafka is not None and sink.kafka.avro is not None:
+        if sink.avro is not None:
             problem = value_problem(pipeline, sink)
             if problem is not None:
-                yield Problem((*where, "avro"), sink.kafka.avro.subject_of(sink.kafka.topic), problem)
+                yield Problem((*where, "avro"), sink.subject, problem)
         if sink.kafka is not None and any(
             sink.kafka.topic in source.topics and set(sink.kafka.bootstrap) & set(source.bootstrap)
             for source in pipeline.inputs.values()

@@ -291,9 +291,9 @@ def named_files(pipeline: Pipeline) -> list[NamedFile]:
         if step.python is not None:
             found.append((part, f"{option}.python.file", step.python.file))
     for sink in pipeline.sinks:
-        if sink.kafka is not None and sink.kafka.avro is not None:
+        if sink.avro is not None:
             option = f"sinks.{sink.name}.kafka.avro.schema_file"
-            found.append((f"sink {sink.name!r}", option, sink.kafka.avro.schema_file))
+            found.append((f"sink {sink.name!r}", option, sink.avro.schema_file))
     return [NamedFile(part, option, path) for part, option, path in found if path is not None]
 
 

@@ -697,6 +697,18 @@ class Sink(Part):
         return self.tubemq or self.kafka
 
     @property
+    def avro(self) -> AvroValue | None:
+        """How its values are written as Avro, if they are."""
+        return None if self.kafka is None else self.kafka.avro
+
+    @property
+    def subject(self) -> str:
+        """The subject of the schema of its values, with ``avro``."""
+        assert self.kafka is not None
+        assert self.kafka.avro is not None
+        return self.kafka.avro.subject_of(self.kafka.topic)
+
+    @property
     def refuses(self) -> bool:
         """True if rows may be unwritable to this sink."""
         table = self.table
