@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from penstock.payloads.confluent import AFTER_ID
 from penstock.pipelines.spec import sql
 from penstock.pipelines.spec.pipeline import Pipeline, reads_of, sink_reads
 from penstock.pipelines.spec.sinks import FilesSink, Sink, TableSink
@@ -786,6 +787,10 @@ def rejection(parse: Parse, payload: bytes) -> str | None:
     """Return why a parse step rejects a payload in JSON, as far as this is known without Spark; None if it does not."""
     if parse.format != "json" or (parse.allow_empty and not payload):
         return None
+    if parse.registry is not None:
+        if payload[:1] != b"\0":
+            return "it does not begin with the byte 0 and the id of a schema"
+        payload = payload[AFTER_ID:]
     try:
         found = json.loads(payload)
     except ValueError:  # also invalid UTF-8

@@ -246,3 +246,7 @@ def test_a_payload_that_a_parse_step_rejects(payload: bytes, why: str | None) ->
     assert rejection(Parse.model_validate({"schema": schema}), payload) == why
     assert rejection(Parse.model_validate({"schema": "line STRING", "format": "raw"}), payload) is None
     assert rejection(Parse.model_validate({"schema": schema, "allow_empty": True}), b"") is None
+    of_registry = {"schema": schema, "encoding": "confluent", "registry": {"url": "http://127.0.0.1"}}
+    assert rejection(Parse.model_validate(of_registry), b"\0\0\0\0\7" + payload) == why
+    without_id = "it does not begin with the byte 0 and the id of a schema"
+    assert rejection(Parse.model_validate(of_registry), b"{}") == without_id
