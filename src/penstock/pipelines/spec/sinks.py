@@ -698,7 +698,7 @@ class Sink(Part):
 
     @property
     def avro(self) -> AvroValue | None:
-        """How its values are written as Avro, if they are."""
+        """The options of values as Avro, if it writes such."""
         return None if self.kafka is None else self.kafka.avro
 
     @property
