@@ -194,7 +194,7 @@ def _json_value(message: Any, field: FieldDescriptor) -> object:
     from google.protobuf.json_format import MessageToDict
 
     try:
-        found = MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=field.file.pool)
+        found = MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=message.DESCRIPTOR.file.pool)
     except (TypeError, ValueError):
         # A message that JSON cannot have, such as an Any of an unknown type.
         return None
