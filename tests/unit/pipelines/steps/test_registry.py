@@ -178,7 +178,8 @@ def test_json_has_the_id_of_a_json_schema(monkeypatch: pytest.MonkeyPatch, tmp_p
         messages = RegistryMessages("json", b"", options, options.digest())
         payloads = [JSON, None, b"", *(bytes((0, 0, 0, 0, n)) + b"{}" for n in (8, 7, 6, 5)), b"{}", JSON]
         with task(monkeypatch, begin(tmp_path, messages)):
-            found = messages.failures(pa.array(payloads, pa.binary())).to_pylist()
+            result: Any = messages.failures(pa.array(payloads, pa.binary()))
+        found = result.to_pylist()
         assert [row["code"] for row in found] == [
             *(None, None, None),
             *("schema.other", "schema.other", "schema.other", "schema.unknown_id", "parse.not_json", None),
