@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,6 +129,45 @@ def test_a_qos_2_message_that_left_does_not_expire() -> None:
     assert [token for token, _ in sender.answers()] == ["waits"]
     sender.half.resume(Properties(), 5_000, present=True)
     assert [p.payload for p in sender.sent() if isinstance(p, Publish)][1:] == [b"left"]
+
+
+class CountedQueue(deque[Any]):
+    """A queue that counts the entries which are looked at."""
+
+    visits = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for entry in super().__iter__():
+            self.visits += 1
+            yield entry
+
+    def remove(self, value: Any) -> None:
+        self.visits += self.index(value) + 1
+        super().remove(value)
+
+
+def test_messages_that_are_not_sent_to_the_next_session_are_removed_in_linear_time() -> None:
+    sender = Sender()
+    queue = sender.half._waiting = CountedQueue()
+    for number in range(1_000):
+        sender.half.publish(Publish("a", b"", 1), number, 0, 0, resend=number < 500)
+    sender.reconnect(present=False)
+    assert [token for token, _ in sender.answers()] == list(range(500, 1_000))
+    assert len(sender.sent()) == sender.half.open == 500
+    assert 1_000 <= queue.visits <= 5_000
+
+
+def test_expired_messages_are_removed_in_linear_time() -> None:
+    sender = Sender()
+    sender.half.lost()
+    queue = sender.half._waiting = CountedQueue()
+    for number in range(1_000):
+        properties = None if number < 500 else Properties(message_expiry_interval=1)
+        sender.half.publish(Publish("a", b"", 1, properties=properties), number, 0, 0, resend=True)
+    sender.half.give_up_expired(5_000)
+    assert [token for token, _ in sender.answers()] == list(range(500, 1_000))
+    assert sender.half.open == 500
+    assert 1_000 <= queue.visits <= 5_000
 
 
 def test_topic_aliases() -> None:

@@ -110,8 +110,7 @@ class Outgoing:
             self._inflight.clear()
             for operation in received:
                 self._answer(operation, (operation.received or 0,), None)
-            for operation in [op for op in self._waiting if op.seen and not op.resend]:
-                self._waiting.remove(operation)
+            for operation in self._leave_queue([op for op in self._waiting if op.seen and not op.resend]):
                 self._give_up(operation, _outcome_unknown(operation.packet))
             for operation in (*control, *self._waiting):
                 operation.packet.packet_id = 0
@@ -286,9 +285,7 @@ class Outgoing:
 
     def give_up_expired(self, now: int) -> None:
         """Fail messages that expired without a connection."""
-        expired = [op for op in self._waiting if 0 < op.expires_at < now and not _bound(op)]
-        for operation in expired:
-            self._waiting.remove(operation)
+        for operation in self._leave_queue([op for op in self._waiting if 0 < op.expires_at < now and not _bound(op)]):
             assert isinstance(operation.packet, Publish)
             self._give_up(operation, _expired(operation.packet, operation))
         self._find_next_expiry()
@@ -300,6 +297,13 @@ class Outgoing:
 
     def _operations(self) -> list[_Operation]:
         return cast("list[_Operation]", self._inflight.values())
+
+    def _leave_queue(self, operations: list[_Operation]) -> list[_Operation]:
+        """Remove waiting operations, in one pass over the queue, and return them."""
+        leaving = set(map(id, operations))
+        if leaving:
+            self._waiting = deque(op for op in self._waiting if id(op) not in leaving)
+        return operations
 
     def _finish(self, operation: _Operation, code: int, reason_string: str | None, now: int) -> None:
         """Complete a message."""
