@@ -29,7 +29,7 @@ AT_ONCE: Final = 50
 
 def standby(_settings: Settings) -> list[Figure]:
     """Measure one cluster, once."""
-    with two_nodes() as (active, other):
+    with two_nodes() as ((active, other), _):
         return asyncio.run(_measure(active, other))
 
 

@@ -1,4 +1,5 @@
-"""Takeovers of a cluster with real amounts of data: from ``kill -9`` of the active node to the first answers.
+"""Takeovers of a cluster with real amounts of data: from ``kill -9`` of the active node to the first answers, also if
+the leader of etcd is killed with it.
 
 Two nodes and three members of etcd on one machine, a lease of 3 s. Each probe connects to the standby every 100 ms, as
 a new client that was not told where the active node is. Ordinary clients connect again with their own delays
@@ -46,28 +47,29 @@ PARTITIONS: Final = 1_000
 DEADLINE_S: Final = 60.0
 RUNS: Final = 4
 LOGIN: Final = web.WebLogin("administer")
+KILL, KILL_BOTH, HANDOVER = "kill -9", "kill -9, with etcd's leader", "handover"
 
 
 def takeover(settings: Settings) -> list[Figure]:
     """Measure the seconds from ``kill -9``, at least :data:`RUNS` times, and those of as many handovers."""
-    with two_nodes() as nodes:
-        return asyncio.run(_measure(nodes, settings, paho_clients(nodes), None))
+    with two_nodes() as (nodes, etcd):
+        return asyncio.run(_measure(nodes, etcd, settings, paho_clients(nodes), None))
 
 
 def takeover_clients(settings: Settings) -> list[Figure]:
     """Measure the same for the Go SDK of the state store and for Apache's TubeMQ client, next to the first SET."""
-    with two_nodes() as nodes, tempfile.TemporaryDirectory() as folder:
+    with two_nodes() as (nodes, etcd), tempfile.TemporaryDirectory() as folder:
         java = JavaClients(prepare(), Path(folder) / "log")
         try:
             masters = ",".join(f"127.0.0.1:{node.tube_master}" for node in nodes)
             apache = ApacheClients(java, masters, "topic_0")
-            return asyncio.run(_measure(nodes, settings, go_clients(nodes), apache))
+            return asyncio.run(_measure(nodes, etcd, settings, go_clients(nodes), apache))
         finally:
             java.close()
 
 
 @contextmanager
-def two_nodes() -> Iterator[list[NodeProcess]]:
+def two_nodes() -> Iterator[tuple[list[NodeProcess], EtcdCluster]]:
     """Two nodes of a cluster that are not started, and three members of etcd."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
@@ -79,11 +81,12 @@ def two_nodes() -> Iterator[list[NodeProcess]]:
         for node in nodes:
             stack.callback(node.end)
             node.more = {"statestore": {"extensions": ["batch"]}}
-        yield nodes
+        yield nodes, etcd
 
 
 async def _measure(
     nodes: list[NodeProcess],
+    etcd: EtcdCluster,
     settings: Settings,
     stock: AbstractAsyncContextManager[Mapping[str, StockClient]],
     apache: ApacheClients | None,
@@ -102,12 +105,13 @@ async def _measure(
     if apache is None:
         kinds |= {"first delivered message": deliver, "first route of TubeMQ": _route}
     async with stock as clients:
-        return await _take_over(active, standby, max(settings.repeats, RUNS), kinds, clients, apache)
+        return await _take_over(active, standby, etcd, max(settings.repeats, RUNS), kinds, clients, apache)
 
 
 async def _take_over(
     active: NodeProcess,
     standby: NodeProcess,
+    etcd: EtcdCluster,
     runs: int,
     kinds: Mapping[str, Callable[[NodeProcess], Awaitable[None]]],
     clients: Mapping[str, StockClient],
@@ -116,7 +120,7 @@ async def _take_over(
     load = f"{KEYS:,} keys, {SESSIONS:,} sessions, {PARTITIONS:,} partitions"
     names = (*kinds, *clients, *(ApacheClients.KINDS if apache is not None else ()))
     figures: list[Figure] = []
-    for fault in ("kill -9", "handover"):
+    for fault in (KILL, HANDOVER) if apache is not None else (KILL, KILL_BOTH, HANDOVER):
         figures += (of := [Figure(f"{fault}, {load}: {name}", "penstock", "s") for name in names])
         for _ in range(runs):
             await _until_caught_up(active, standby)
@@ -124,8 +128,11 @@ async def _take_over(
                 await apache.begin(DEADLINE_S)
             for client in clients.values():
                 client.begin()
+            leader = await asyncio.to_thread(etcd.leader)
             started = time.perf_counter()
-            if fault == "kill -9":
+            if fault == KILL_BOTH:
+                etcd.kill(leader)
+            if fault != HANDOVER:
                 active.signal(signal.SIGKILL)
             else:
                 url = f"127.0.0.1:{active.http}"
@@ -136,7 +143,9 @@ async def _take_over(
             seconds = [at_s - started for at_s in found] + (await later if later is not None else [])
             for figure, run in zip(of, seconds, strict=True):
                 figure.runs.append(run)
-            if fault == "kill -9":
+            if fault == KILL_BOTH:
+                await asyncio.to_thread(etcd.start)
+            if fault != HANDOVER:
                 active.wait()
                 active.start()
             active, standby = standby, active
