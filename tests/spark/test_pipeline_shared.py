@@ -51,6 +51,9 @@ sinks:
     console: {{rows: 1000}}
 """
 SINKS = ("rows", "halved", "seen")
+SEEN = FILE[FILE.index("  - name: seen") :]
+SEEN_FIRST = FILE.removesuffix(SEEN).replace("sinks:\n", f"sinks:\n{SEEN}")
+"""The console has the dead letters of all sinks."""
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -211,10 +214,13 @@ def test_a_directory_with_a_query_for_each_sink_is_continued(setup: Setup, monke
 
 @pytest.mark.parametrize("batches", [3, pytest.param(100, marks=pytest.mark.nightly)])
 def test_a_sink_that_fails_leaves_the_others_alone_and_joins_them_again(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, batches: int
+    setup_of: Callable[..., Setup], monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
+    """It is the one that writes the dead letters of all sinks: another one does so while it fails."""
+    setup = setup_of(SEEN_FIRST)
+    sinks = ["seen", "rows", "halved"]
     stop = threading.Event()
-    state = {"sent": 0, "failing": False, "left": 0}
+    state = {"sent": 0, "dead": 0, "failing": False, "left": 0}
     printed = delivery.DELIVERY["console"]
 
     def write(writer: delivery.SinkWriter, sink: Sink, batch: delivery.SinkBatch) -> int:
@@ -226,32 +232,46 @@ def test_a_sink_that_fails_leaves_the_others_alone_and_joins_them_again(
     monkeypatch.setattr(errors, "UNAVAILABLE", errors.UNAVAILABLE._replace(limit_s=600.0))
 
     def send(count: int) -> None:
-        setup.send(*map(record, range(state["sent"], state["sent"] + count)))
+        setup.send(*map(record, range(state["sent"], state["sent"] + count)), b"broken %d" % state["dead"])
         state["sent"] += count
+        state["dead"] += 1
 
     class Events(list[dict[str, Any]]):
         """Sends records while batches are finished, and stops when the sink has joined the others and all is read."""
 
+        letters = (0, 0)
+
         def append(self, event: dict[str, Any]) -> None:
             super().append(event)
             if event["event"] == "batch" and event["sink"] == "rows":
-                state["failing"] = 2 <= event["batch"] < 2 + batches
-                if event["batch"] < 5 + batches:
+                if state["failing"]:
+                    # It has begun one batch with the others.
+                    behind = event["batch"] - setup.ledger.counts("seen").batches
+                    if behind > 0:
+                        self.letters = letters_without_the_failing_batch(setup)
+                    state["failing"] = behind < batches - 1
+                elif event["batch"] == 2:
+                    state["failing"] = True
+                # The last event may be that of another sink.
+                if event["batch"] < 5 + batches and not stop.is_set():
                     send(5)
             if event["event"] == "queries":
-                state["left"] += event["queries"] != [list(SINKS)]
-            ledgers = [setup.ledger.counts(sink).read for sink in SINKS]
-            if state["left"] and self.queries() == [list(SINKS)] and ledgers == [state["sent"]] * 3:
+                state["left"] += event["queries"] != [sinks]
+            ledgers = [setup.ledger.counts(sink).read for sink in sinks]
+            if state["left"] and self.queries() == [sinks] and ledgers == [state["sent"] + state["dead"]] * 3:
                 stop.set()
 
         def queries(self) -> list[list[str]]:
             found: list[list[str]] = [event["queries"] for event in self if "queries" in event][-1]
             return found
 
-    setup.events = Events()
+    events = setup.events = Events()
     send(5)
     setup.run(stop, available_now=False, progress_s=0.5)
-    check(setup, range(state["sent"]))
+    check(setup, range(state["sent"]), state["dead"])
+    assert sorted(letter["value"] for letter in setup.dead()) == sorted(b"broken %d" % n for n in range(state["dead"]))
+    found, expected = events.letters
+    assert found >= expected > 3
     assert len(positions(setup)) == 1
     assert [event for event in setup.events if event["event"] == "retry" and event["sink"] != "seen"] == []
     # While it failed, the others finished their batches.
@@ -260,6 +280,15 @@ def test_a_sink_that_fails_leaves_the_others_alone_and_joins_them_again(
     others = [event["batch"] for event in setup.events[first:again] if is_batch(event, "rows")]
     assert others == list(range(others[0], others[-1] + 1))
     assert others[-1] >= 2 + batches
+
+
+def letters_without_the_failing_batch(setup: Setup) -> tuple[int, int]:
+    """The number of dead letters while the console fails, and of those in the batches of the others: all but in that
+    which it has begun."""
+    failing = setup.ledger.counts("seen").batches
+    # Read first: another batch may be finished now.
+    expected = sum(entry.dead for entry in setup.ledger.entries("rows") if entry.batch != failing)
+    return len(setup.dead()), expected
 
 
 def test_a_sink_whose_records_were_deleted_fails_alone(

@@ -35,9 +35,8 @@ from penstock.errors import StorageError, UnavailableError
 from penstock.pipelines.spec.expectations import ExpectationCounts
 from penstock.pipelines.spec.steps import JOIN_OUTCOMES, JOIN_SIDES
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
-from penstock.pipelines.state_dir.layout import listed, read_each, read_json, update_json, write_text
+from penstock.pipelines.state_dir.layout import is_newer, listed, read_each, read_json, update_json, write_text
 from penstock.spark.files.object_storage import StoragePath
-from penstock.statestore import hlc
 
 __all__ = ["NO_JOIN", "SEGMENT", "Counts", "Ledger", "LedgerEntry", "QueryCounts"]
 
@@ -180,7 +179,7 @@ class Ledger:
 
         def changed(before: dict[str, Any] | None) -> dict[str, Any]:
             token = self._closed_token(entry) if before is None else before.get("fencing_token")
-            if _is_newer(token, entry.fencing_token):
+            if is_newer(token, entry.fencing_token):
                 raise StorageError(
                     f"batch {entry.batch} of {entry.sink!r} is in the ledger already",
                     path=str(path),
@@ -329,15 +328,9 @@ def _merged(closed: Iterable[LedgerEntry], own: Iterable[LedgerEntry]) -> list[L
     """
     found = {entry.batch: entry for entry in closed}
     for entry in own:
-        if entry.batch not in found or not _is_newer(found[entry.batch].fencing_token, entry.fencing_token):
+        if entry.batch not in found or not is_newer(found[entry.batch].fencing_token, entry.fencing_token):
             found[entry.batch] = entry
     return [found[batch] for batch in sorted(found)]
-
-
-def _is_newer(token: object, other: str) -> bool:
-    """Return True if ``token`` is a fencing token, and newer than ``other``."""
-    found, mine = hlc.parse(str(token)), hlc.parse(other)
-    return found is not None and mine is not None and found > mine
 
 
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")

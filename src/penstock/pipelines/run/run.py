@@ -704,7 +704,8 @@ class _PipelineRun:
         """Replace the query ``failed`` by one of the sinks that did not finish their batch, and one of the others."""
         unfinished = failed.built.unfinished
         others = [name for name in failed.built.sinks if name not in unfinished]
-        behind, ahead = self._builder.regroup(unfinished), self._builder.regroup(others) if others else []
+        ahead = self._builder.regroup(others, stopped=unfinished) if others else []
+        behind = self._builder.regroup(unfinished)
         for each in behind:
             each.continue_failure(failed)
         self._replace([failed], [*behind, *ahead])

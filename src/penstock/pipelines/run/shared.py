@@ -59,6 +59,13 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.births import birth_directory
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets, Position, offsets_of, prepare_shared
 from penstock.pipelines.state_dir.layout import TRANSIENT, remove_tree
+from penstock.pipelines.state_dir.letter_writers import (
+    LetterRange,
+    LetterWriters,
+    SinkEnds,
+    assigned,
+    ranges_of,
+)
 from penstock.pipelines.steps.graph import fan_out
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.tube.offsets import MARK
@@ -69,6 +76,8 @@ if TYPE_CHECKING:
 __all__ = ["QueryBuilder", "SharedBatches", "SharedQuery", "SinkGroup", "grouped", "is_before"]
 
 
+LetterRanges = Mapping[str, Sequence[LetterRange]]
+"""Ranges of the dead letters that a sink writes, for each step whose letters another sink may write."""
 JOIN_TIMES = 4
 """A sink joins others if it is behind by at most so many batches: after ``is_near`` was true, they ran another one."""
 
@@ -207,7 +216,12 @@ class SharedBatches:
     """The batches of a query of several sinks; ``checkpoint`` is the query's own."""
 
     def __init__(
-        self, plans: Sequence[SinkPlan], checkpoints: Sequence[Checkpoint], checkpoint: Checkpoint, context: RunContext
+        self,
+        plans: Sequence[SinkPlan],
+        checkpoints: Sequence[Checkpoint],
+        checkpoint: Checkpoint,
+        context: RunContext,
+        letters: Sequence[LetterRanges],
     ) -> None:
         self.checkpoint = checkpoint
         self.last_finished: int | None = None
@@ -216,8 +230,8 @@ class SharedBatches:
         self._context = context
         self._last = context.ledger.last(plans[0].sink.name)
         self.members = [
-            _Member(found, own, SinkWriter(found, own, context.targets), own.position(), n)
-            for n, (found, own) in enumerate(zip(plans, checkpoints, strict=True))
+            _Member(found, own, SinkWriter(found, own, context.targets, ranges), own.position(), n)
+            for n, (found, own, ranges) in enumerate(zip(plans, checkpoints, letters, strict=True))
         ]
 
     @property
@@ -349,7 +363,8 @@ def _raise_if_ended(error: Exception) -> None:
 
 
 class SharedQuery:
-    """The query of a group of sinks, each with its plan and its checkpoint, in the order of the file."""
+    """The query of a group of sinks, each with its plan, its checkpoint and the ranges of the dead letters that it
+    writes, in the order of the file."""
 
     def __init__(
         self,
@@ -359,6 +374,7 @@ class SharedQuery:
         path: StoragePath,
         stream: Callable[[], Callable[[str], DataFrame]],
         context: RunContext,
+        letters: Sequence[LetterRanges],
     ) -> None:
         self.plan = plans[0]
         self.sinks = group.sinks
@@ -369,7 +385,7 @@ class SharedQuery:
         for checkpoint in checkpoints:
             checkpoint.create()
             checkpoint.sync()
-        self.batches = SharedBatches(plans, checkpoints, self.checkpoint, context)
+        self.batches = SharedBatches(plans, checkpoints, self.checkpoint, context, letters)
         self.rebuild()
 
     @property
@@ -427,6 +443,7 @@ class QueryBuilder:
             context.ledger.check_end(name, checkpoint)
         self._made: dict[str, StoragePath] = {}
         """Checkpoints of the shared queries, by their first sink."""
+        self._letters = LetterWriters(layout.letter_writers(state), str(context.targets.store.token))
         # What an earlier run left.
         remove_tree(layout.shared(state))
 
@@ -438,8 +455,11 @@ class QueryBuilder:
         """
         return [query for family in list(self._families) for query in self.regroup(family)]
 
-    def regroup(self, names: Sequence[str]) -> list[RunningQuery]:
+    def regroup(self, names: Sequence[str], stopped: Sequence[str] = ()) -> list[RunningQuery]:
         """Return the queries of the sinks ``names`` of one family, none of which has a query at present.
+
+        ``stopped`` are further sinks of the family without a query. Their queries are built afterwards, as the dead
+        letters that they write depend on those of ``names``.
 
         Raises:
             ConfigError: see :meth:`queries`.
@@ -454,8 +474,10 @@ class QueryBuilder:
         positions = {name: self._checkpoints[name].position() for name in names}
         starts = {name: self._context.source.start(name) for name in names}
         made: list[RunningQuery] = []
-        for group in grouped(positions, starts, partial(self.is_near, times=JOIN_TIMES)):
-            query = self._shared(group)
+        groups = grouped(positions, starts, partial(self.is_near, times=JOIN_TIMES))
+        self._assign_letters(family, groups, stopped)
+        for group in groups:
+            query = self._shared(group, family)
             if query is None:
                 rest = [name for name in names if self._families.count((name,)) == 0]
                 parts = [*([rest] if rest else []), *([name] for name in names if name not in rest)]
@@ -484,7 +506,56 @@ class QueryBuilder:
         start = self._context.source.start(name)
         return start if finished is None else start | self._checkpoints[name].planned(batch - 1).end
 
-    def _shared(self, group: SinkGroup) -> SharedQuery | None:
+    def _shared_steps(self, family: Sequence[str]) -> dict[str, list[str]]:
+        """Return the steps whose dead letters several sinks of ``family`` find, each with these sinks, the first one
+        being the one that writes them according to the plan."""
+        if self._context.targets.dead_letters is None:
+            return {}
+        plans = [self._plans[name] for name in family]
+        found: dict[str, list[str]] = {}
+        for owner in plans:
+            for step in owner.dead_letters_of:
+                others = [each.sink.name for each in plans if each is not owner and step in each.makes_dead_letters]
+                if others:
+                    found[step] = [owner.sink.name, *others]
+        return found
+
+    def _assign_letters(self, family: Sequence[str], groups: Sequence[SinkGroup], stopped: Sequence[str]) -> None:
+        """Let a sink of ``groups``, whose queries are built now, write dead letters instead of one that is behind it.
+
+        ``stopped``: further sinks of the family that have no query at present.
+        """
+        changed = {}
+        for step, sinks in self._shared_steps(family).items():
+            writers = self._letters.of(step, sinks[0])
+            ends = {name: self._ends(name, family[0]) for name in (*sinks, writers[-1].sink)}
+            known = {name: found for name, found in ends.items() if found is not None}
+            changed[step] = assigned(writers, sinks, known, [group.sinks for group in groups], stopped)
+        self._letters.replace(changed)
+
+    def _ends(self, name: str, like: str) -> SinkEnds | None:
+        """Return where the sink ``name`` is; it may be one that the file no longer has, with the sources of ``like``.
+
+        None if it has not run.
+        """
+        checkpoint = self._checkpoints.get(name)
+        if checkpoint is None:
+            checkpoint = Checkpoint(layout.checkpoint(self._state, name), labels(self._plans[like].inputs))
+            if not checkpoint.exists():
+                return None
+        batch, finished, begun, _ = checkpoint.position()
+        start = self._context.source.start(name) if name in self._checkpoints else {}
+        return SinkEnds(
+            start if finished is None else start | checkpoint.planned(batch - 1).end,
+            None if begun is None else checkpoint.planned(batch).end,
+        )
+
+    def _letter_ranges(self, name: str, family: Sequence[str]) -> LetterRanges:
+        """Return the ranges of the dead letters that the sink ``name`` writes, for the steps that it shares."""
+        shared = self._shared_steps(family).items()
+        return {step: ranges_of(self._letters.of(step, sinks[0]), name) for step, sinks in shared if name in sinks}
+
+    def _shared(self, group: SinkGroup, family: Sequence[str]) -> SharedQuery | None:
         """Return the query of ``group``; None if Arrow cannot carry the rows of one of its sinks."""
         plans = [self._plans[name] for name in group.sinks]
         checkpoints = [self._checkpoints[name] for name in group.sinks]
@@ -495,7 +566,8 @@ class QueryBuilder:
                 remove_tree(ended)
         self._made[group.sinks[0]] = path
         stream = partial(self._context.source.streams, self._spark, group.lead)
-        query = SharedQuery(plans, checkpoints, group, path, stream, self._context)
+        letters = [self._letter_ranges(name, family) for name in group.sinks]
+        query = SharedQuery(plans, checkpoints, group, path, stream, self._context, letters)
         for n, found in enumerate(plans):
             columns = query.columns(n)
             check_target(self._spark, found.sink, columns)

@@ -77,7 +77,8 @@ from penstock.pipelines.spec.sinks import KafkaSink, Messages, Sink, StateStoreE
 from penstock.pipelines.spec.steps import registries_of
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.checkpoint import Checkpoint
+from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
+from penstock.pipelines.state_dir.letter_writers import LetterRange
 from penstock.pipelines.steps.expectations import CHECKS
 from penstock.pipelines.steps.expressions import (
     add_conditions,
@@ -418,9 +419,17 @@ class OnePassCounts(NamedTuple):
 class SinkWriter:
     """Writes the batches of one query to its targets."""
 
-    def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, targets: Targets) -> None:
+    def __init__(
+        self,
+        plan: SinkPlan,
+        checkpoint: Checkpoint,
+        targets: Targets,
+        letters: Mapping[str, Sequence[LetterRange]] | None = None,
+    ) -> None:
+        """``letters``: see :func:`letter_condition`."""
         self.targets = targets
         self._plan = plan
+        self._letters = letters
         self._checkpoint = checkpoint
         self._tables: dict[tuple[str, str], Table | DeltaWriter] = {}
         self._schema_ids: dict[tuple[str, str], int] = {}
@@ -542,7 +551,7 @@ class SinkWriter:
     @property
     def _is_letter(self) -> str | None:
         """A condition in SQL: the row is dead, and this query writes its dead letter; None if it writes none."""
-        return None if self.targets.dead_letters is None else letter_condition(self._plan)
+        return None if self.targets.dead_letters is None else letter_condition(self._plan, self._letters)
 
     def write_dead_letters(self, rows: Sequence[DataFrame], batch: int) -> DeadLetterCounts:
         """Write the dead rows of which this query is the owner to the dead letter table, and count them."""
@@ -635,19 +644,54 @@ _LETTER_REASON = {name: f"_dead.{name}" for name in ("step", "code", "reason")}
 """The first columns of the dead letter table, in SQL, which depend on the sink."""
 
 
-def letter_condition(plan: SinkPlan) -> str | None:
+def letter_condition(plan: SinkPlan, letters: Mapping[str, Sequence[LetterRange]] | None = None) -> str | None:
     """Return the condition in SQL that the query of ``plan`` writes the dead letter of a row; None if it writes none.
 
     Late rows of a join are letters of each query: a row that is late in one may be joined in another. So are messages
     with an unknown schema: its id may be registered between the batches of two sinks.
+
+    ``letters``: the ranges of the sink for the steps whose letters another sink may write, see ``letter_writers``;
+    those of the other steps are in ``plan``.
     """
-    steps = ", ".join(map(literal, sorted(plan.dead_letters_of)))
-    owned = [f"_dead.step IN ({steps})"] if steps else []
+    ranges = letters or {}
+    whole = {step for step, own in ranges.items() if any(each == LetterRange({}, None) for each in own)}
+    mine = sorted((plan.dead_letters_of - ranges.keys()) | whole)
+    owned = [f"_dead.step IN ({', '.join(map(literal, mine))})"] if mine else []
+    owned += [
+        # CASE: the offsets of rows that are not dead are not compared.
+        f"CASE WHEN _dead.step = {literal(step)} THEN {' OR '.join(map(_in_range, own))} END"
+        for step, own in sorted(ranges.items())
+        if own and step not in whole
+    ]
     if plan.keeps_late_rows:
         owned.append(f"_dead.code = {literal(LATE)}")
     if registries_of(plan.steps):
         owned.append(f"_dead.code = {literal(UNKNOWN_SCHEMA)}")
     return f"coalesce(({' OR '.join(owned)}) AND NOT _dead.again, false)" if owned else None
+
+
+def _in_range(given: LetterRange) -> str:
+    """Return the condition in SQL that the record of a row is in a range."""
+    parts = [] if not given.start else [f"NOT {_is_before(given.start)}"]
+    parts += [] if given.end is None else [_is_before(given.end)]
+    return f"({' AND '.join(parts)})"
+
+
+def _is_before(offsets: Offsets) -> str:
+    """Return the condition in SQL that the record of a row is before ``offsets``."""
+    cases = []
+    for stream, named in sorted(offsets.items()):
+        # As in ``parse_offsets``: with several sources a stream has the prefix of its source.
+        stream_is = f"{literal(stream)} IN (_source.topic, concat(_source.source, '/', _source.topic))"
+        for name, offset in sorted(named.items()):
+            *broker, partition = name.split(":")
+            at = [
+                stream_is,
+                *(f"_source.broker = {int(each)}" for each in broker),
+                f"_source.partition = {int(partition)}",
+            ]
+            cases.append(f"WHEN {' AND '.join(at)} THEN _source.offset < {offset}")
+    return f"(CASE {' '.join(cases)} ELSE false END)"
 
 
 def letter_record(rows: DataFrame) -> str:

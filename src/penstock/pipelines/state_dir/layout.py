@@ -18,6 +18,7 @@ The directory is local or mounted, or a path in a bucket (``ObjectPath``).
 <state>/clocks/<sink>-<source>.json     start of a source that generates records
 <state>/inbox/<source>/                 dead letters of files, to be read again
 <state>/shapes/<sink>.json              properties on which the checkpoint of the query depends
+<state>/letter_writers.json             sinks that write the dead letters of shared steps (``letter_writers``)
 <state>/failures/<sink>.txt             Spark's last error of the sink's query, with its Java stacks
 <state>/pipeline.json                   the pipeline that owns the directory
 <state>/plan.json                       description of the last run's plan
@@ -46,6 +47,7 @@ from typing import Any, TypeVar, cast
 
 from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
 from penstock.spark.files.object_storage import AnyPath, ObjectPath, StoragePath
+from penstock.statestore import hlc
 
 __all__ = [
     "TRANSIENT",
@@ -63,7 +65,9 @@ __all__ = [
     "file_log",
     "first_json",
     "inbox",
+    "is_newer",
     "ledger",
+    "letter_writers",
     "listed",
     "local_directory",
     "locked",
@@ -128,6 +132,11 @@ def changes(state: AnyPath, history: str) -> AnyPath:
 def ledger(state: AnyPath) -> AnyPath:
     """Return the directory of the ledger."""
     return _below(state, "ledger")
+
+
+def letter_writers(state: AnyPath) -> AnyPath:
+    """Return the file with the sinks that write the dead letters of steps that several sinks have."""
+    return _below(state, "letter_writers.json")
 
 
 def starts(state: AnyPath) -> AnyPath:
@@ -388,6 +397,12 @@ def update_json(path: StoragePath, change: Callable[[dict[str, Any] | None], Map
         else:
             if path.replace(_as_json(change(_parsed(path, found.data))).encode(), found.etag):
                 return
+
+
+def is_newer(token: object, other: str) -> bool:
+    """Return True if ``token`` is a fencing token, and newer than ``other``."""
+    found, mine = hlc.parse(str(token)), hlc.parse(other)
+    return found is not None and mine is not None and found > mine
 
 
 def _linked(temporary: Path, path: Path, *, exclusively: bool) -> bool:

@@ -38,9 +38,8 @@ from penstock.errors import ConfigError, PenstockError, RefusedError, StorageErr
 from penstock.pipelines.spec.loader import parse
 from penstock.pipelines.spec.pipeline import Pipeline, named_files
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.layout import create_json, listed, read_json, update_json
+from penstock.pipelines.state_dir.layout import create_json, is_newer, listed, read_json, update_json
 from penstock.spark.files.object_storage import StoragePath
-from penstock.statestore import hlc
 
 __all__ = [
     "CurrentVersion",
@@ -257,7 +256,7 @@ def _replaced(state: StoragePath, current: CurrentVersion, number: int) -> tuple
 def _write(state: StoragePath, new: CurrentVersion) -> CurrentVersion:
     def change(before: dict[str, Any] | None) -> dict[str, Any]:
         last = None if before is None else before["token"]
-        if last is not None and new.token is not None and _is_newer(last, new.token):
+        if last is not None and new.token is not None and is_newer(last, new.token):
             raise RefusedError(
                 f"version {new.version} was not put into operation: a later run has the lease",
                 do="check which run holds the lease (penstock pipeline status)",
@@ -266,11 +265,6 @@ def _write(state: StoragePath, new: CurrentVersion) -> CurrentVersion:
 
     update_json(_pointer(state), change)
     return new
-
-
-def _is_newer(token: str, other: str) -> bool:
-    found, mine = hlc.parse(token), hlc.parse(other)
-    return found is not None and mine is not None and found > mine
 
 
 def _pointer(state: StoragePath) -> StoragePath:

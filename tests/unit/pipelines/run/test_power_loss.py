@@ -152,6 +152,7 @@ def run(state: Path, target: Target, machine: Machine | None, monkeypatch: pytes
                 path,
                 cast("Any", None),
                 context,
+                [{} for _ in group.sinks],
             )
             for member in query.batches.members:
                 member.writer = cast("Any", Writer(member.name, member.checkpoint, sources, target, machine))
