@@ -134,6 +134,7 @@ class Directory:
                     path,
                     cast("Any", None),
                     context,
+                    [{} for _ in group.sinks],
                 )
                 query.batches.__class__ = Batches
                 for member in query.batches.members:
@@ -351,7 +352,8 @@ def test_a_sink_behind_is_found_near_without_reading_what_is_between(
         found.create()
         found.begin(0, f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps({"plant": {"0": end, "1": end}})}')
         found.commit(0)
-    context: Any = SimpleNamespace(ledger=directory.ledger, source=Sources(PIPELINE, tmp_path))
+    targets = SimpleNamespace(store=SimpleNamespace(token=FIRST))
+    context: Any = SimpleNamespace(ledger=directory.ledger, source=Sources(PIPELINE, tmp_path), targets=targets)
     builder = QueryBuilder(PIPELINE, cast("Any", None), tmp_path, context)
     # 79,802 offsets between them, in batches of at least 10,000.
     assert builder.is_near("alarms", "rows", times=8)
