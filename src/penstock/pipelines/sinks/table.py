@@ -127,6 +127,8 @@ class Table:
         """Batches whose commits have files of their own."""
         self._closed = _last_closed(path, writer)
         """The last batch that is in a segment; -1: none is."""
+        self._close_at = 2 * SEGMENT
+        """Number of files of commits at which a batch writes a segment."""
         commit = _newest(path, writer)
         if commit is not None and commit.query != query:
             raise PenstockError(
@@ -191,34 +193,40 @@ class Table:
                 "files": [f"writer={self.writer}/batch={batch}/{name}" for name in names],
             },
         )
-        if is_ours:
+        # A run that was paused for many batches finds no file of the commit: a segment has it, and ``left`` its rows.
+        found = self._in_segment(batch) if is_ours and left else None
+        if is_ours and found is None:
             # Their attempt was killed, or it cannot commit them any more.
             for file in left:
                 file.unlink(missing_ok=True)
             self._own.append(batch)
-            if len(self._own) >= 2 * SEGMENT and not isinstance(self.path, ObjectPath):
+            if len(self._own) >= self._close_at and not isinstance(self.path, ObjectPath):
                 self._close(self.path)
             return count
         # A later run has committed the batch: this run was paused and has lost its lease.
         for name in names:
             (directory / name).unlink(missing_ok=True)
         self._closed = max(self._closed, batch)
-        found = self._committed(batch)
+        found = found or self._committed(batch)
         assert found is not None
         return found.rows
 
     def _committed(self, batch: int) -> Commit | None:
         """Return the commit of ``batch``; None if it is not committed."""
         own = _found(_commit_path(self.path, self.writer, batch))
-        if batch > self._closed:
-            return own
         # The segment counts: of two commits of a batch, it has the first one.
+        return own if batch > self._closed else self._in_segment(batch) or own
+
+    def _in_segment(self, batch: int) -> Commit | None:
+        """Return the commit of ``batch`` in a segment; None if none has it."""
         segments = (_segment(path) for last, path in _segments(self.path, self.writer) if last >= batch)
-        return next((found for each in segments for found in each if found.batch == batch), own)
+        return next((found for each in segments for found in each if found.batch == batch), None)
 
     def _close(self, table: Path) -> None:
         """Replace the files of the oldest commits by segments."""
         self._own.sort()
+        # If this fails, the next segment does it.
+        self._close_at = len(self._own) + SEGMENT
         old = self._own[:-SEGMENT][: _AT_ONCE * SEGMENT]
         try:
             with _lock(table, wait=False):
@@ -248,6 +256,7 @@ class Table:
             _log.warning("old commits of table %s stay in files of their own until a later batch: %s", table, error)
             return
         self._own = self._own[len(old) :]
+        self._close_at = 2 * SEGMENT
 
     @staticmethod
     def _remove(attempt: StoragePath, names: Sequence[str]) -> None:
