@@ -60,6 +60,10 @@ class ProtobufMessages:
         """A message whose fields all have their default has no bytes."""
         return self.encoding == "plain"
 
+    @property
+    def _shows_new_fields(self) -> bool:
+        return self.new_fields != "ignore" or self.new_fields_as is not None
+
     def parse(self, payload: bytes) -> tuple[Message, dict[str, str]]:
         """Return the message in ``payload``, and its new fields: path and value as text.
 
@@ -88,7 +92,7 @@ class ProtobufMessages:
             whole.ParseFromString(payload)
             try:
                 new = _new_fields(whole)
-                if new and self.writer is not None:
+                if new and self.writer is not None and self._shows_new_fields:
                     new = _named(new, payload, self.writer, made.DESCRIPTOR)
             except UnicodeDecodeError:
                 raise PayloadError(errors.NOT_PROTOBUF, "a key of a map is not UTF-8") from None
@@ -176,10 +180,12 @@ def _named(new: dict[str, str], payload: bytes, writer: ProtobufSchema, reader: 
 def _written_fields(message: Any, reader: Any, path: str) -> Iterator[tuple[str, str, object]]:
     """Yield each field that ``message``, which is at ``path``, has and the type ``reader`` lacks: its path with its
     number, its path with its name, and its value in JSON, or None if JSON has none."""
+    in_json: dict[str, object] | None = None
     for field, value in message.ListFields():
         known = reader.fields_by_number.get(field.number)
         if known is None:
-            yield f"{path}{field.number}", f"{path}{field.name}", _json_value(message, field)
+            in_json = _in_json(message) if in_json is None else in_json
+            yield f"{path}{field.number}", f"{path}{field.name}", in_json.get(field.name)
         elif is_map(known):
             kind = map_fields(known)[1].message_type
             for key in value if kind is not None else ():
@@ -190,15 +196,18 @@ def _written_fields(message: Any, reader: Any, path: str) -> Iterator[tuple[str,
                 yield from _written_fields(each, known.message_type, f"{path}{place}.")
 
 
-def _json_value(message: Any, field: FieldDescriptor) -> object:
-    from google.protobuf.json_format import MessageToDict
+def _in_json(message: Any) -> dict[str, object]:
+    """Return the fields of ``message`` in JSON, without any if it has a value that JSON cannot have."""
+    from google.protobuf import json_format
+    from google.protobuf.message import DecodeError
 
+    pool = message.DESCRIPTOR.file.pool
     try:
-        found = MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=message.DESCRIPTOR.file.pool)
-    except (TypeError, ValueError):
-        # A message that JSON cannot have, such as an Any of an unknown type.
-        return None
-    return found.get(field.name)
+        return json_format.MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=pool)
+    except (TypeError, ValueError, RecursionError, DecodeError, json_format.Error):
+        # A time that is out of range, or an Any: its type is unknown, its value is not of this type, or has an Any in
+        # an Any in turn.
+        return {}
 
 
 def _as_text(value: object) -> str:

@@ -140,7 +140,7 @@ def registered_files(text: str, references: Iterable[tuple[str, str]]) -> bytes:
         ValueError: they are not.
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError, EncodeError
 
     made = FileDescriptorSet()
     for name, each in (*references, (_REGISTERED, text)):
@@ -151,7 +151,11 @@ def registered_files(text: str, references: Iterable[tuple[str, str]]) -> bytes:
             raise ValueError("expected a FileDescriptorProto in base64") from None
         # Registries return any name, or none.
         file.name = name
-    return made.SerializeToString()
+    try:
+        return made.SerializeToString()
+    except EncodeError as error:
+        # The library does not miss required fields when it parses.
+        raise ValueError(f"expected a valid FileDescriptorProto: {error}") from None
 
 
 _REGISTERED = "registered schema"

@@ -161,7 +161,11 @@ class RegistryMessages:
             return _AvroDecoder(_resolved((text, schema.references), self.schema.decode(), *policies))
         if self.format == "protobuf":
             return _registered_protobuf(base64.b64decode(text), self.schema, self.message, *policies)
-        if not isinstance(json.loads(text), dict | bool):
+        try:
+            is_schema = isinstance(json.loads(text), dict | bool)
+        except RecursionError:
+            is_schema = False
+        if not is_schema:
             raise ValueError("expected a JSON Schema, which is an object, or true or false")
         return _JsonDecoder()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf import text_format, timestamp_pb2
+from google.protobuf import any_pb2, text_format, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from pyspark import TaskContext
 
@@ -174,19 +174,21 @@ def test_json_has_the_id_of_a_json_schema(monkeypatch: pytest.MonkeyPatch, tmp_p
         registry.register(8, '"string"')
         registry.register(7, "no JSON", schemaType="JSON")
         registry.register(6, "5", schemaType="JSON")
+        registry.register(3, '{"a":' * 100_000, schemaType="JSON")
         options = SchemaRegistry(url=registry.url)
         messages = RegistryMessages("json", b"", options, options.digest())
-        payloads = [JSON, None, b"", *(bytes((0, 0, 0, 0, n)) + b"{}" for n in (8, 7, 6, 5)), b"{}", JSON]
+        payloads = [JSON, None, b"", *(bytes((0, 0, 0, 0, n)) + b"{}" for n in (8, 7, 6, 3, 5)), b"{}", JSON]
         with task(monkeypatch, begin(tmp_path, messages)):
             result: Any = messages.failures(pa.array(payloads, pa.binary()))
         found = result.to_pylist()
         assert [row["code"] for row in found] == [
             *(None, None, None),
-            *("schema.other", "schema.other", "schema.other", "schema.unknown_id", "parse.not_json", None),
+            *("schema.other", "schema.other", "schema.other", "schema.other"),
+            *("schema.unknown_id", "parse.not_json", None),
         ]
         assert "the schema with the id 8 is AVRO, not JSON" in found[3]["reason"]
-        assert "the byte 0 and the id of a schema" in found[7]["reason"]
-        assert registry.requests == [f"/schemas/ids/{n}" for n in (9, 8, 7, 6, 5)]
+        assert "the byte 0 and the id of a schema" in found[8]["reason"]
+        assert registry.requests == [f"/schemas/ids/{n}" for n in (9, 8, 7, 6, 3, 5)]
         registry.answer = lambda _path: (503, b"")
         with task(monkeypatch, begin(tmp_path, messages, 2)), pytest.raises(PenstockError, match="does not answer"):
             messages.failures(pa.array([bytes((0, 0, 0, 0, 4))]))
@@ -321,6 +323,50 @@ def test_new_fields_have_the_names_of_the_schema() -> None:
         ("since", "1970-01-01T00:00:01Z"),
         ("whole", "5"),
     ]
+
+
+ANY = READER.replace("/timestamp.proto", '/any.proto" dependency: "google/protobuf/timestamp.proto').replace(
+    "  nested_type {",
+    """\
+  field { name: "since" number: 9 type: TYPE_MESSAGE type_name: ".google.protobuf.Timestamp" label: LABEL_OPTIONAL }
+  field { name: "any" number: 10 type: TYPE_MESSAGE type_name: ".google.protobuf.Any" label: LABEL_OPTIONAL }
+  nested_type {""",
+)
+
+
+def nested_any(depth: int) -> bytes:
+    made = b""
+    for _ in range(depth):
+        made = any_pb2.Any(type_url="a/google.protobuf.Any", value=made).SerializeToString()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        (9, timestamp_pb2.Timestamp(seconds=1 << 60).SerializeToString()),
+        (10, any_pb2.Any(type_url="a/google.protobuf.Timestamp", value=b"\xff").SerializeToString()),
+        (10, any_pb2.Any(type_url="a/unknown", value=b"a").SerializeToString()),
+        (10, nested_any(2_000)),
+    ],
+)
+def test_a_new_field_without_a_value_in_json_is_shown_as_bytes(number: int, value: bytes) -> None:
+    size = bytes((len(value) & 0x7F | 0x80, len(value) >> 7 & 0x7F | 0x80, len(value) >> 14))
+    payload = HEAD + b"\x08\x05" + bytes((number << 3 | 2,)) + size + value
+    name = {9: "since", 10: "any"}[number]
+    found = resolved(ANY, new_fields="add", new_fields_as="more").decode(payload)
+    assert (found["n"], found["more"]) == (5, [(name, base64.b64encode(value).decode())])
+    with pytest.raises(PayloadError, match=f"fields that the schema lacks: .*{name}"):
+        resolved(ANY, new_fields="fail").decode(payload)
+    assert resolved(ANY).decode(payload)["n"] == 5
+
+
+def test_a_descriptor_without_a_required_field_is_refused() -> None:
+    file = FileDescriptorProto()
+    file.options.uninterpreted_option.add().name.add()
+    text = base64.b64encode(file.SerializePartialToString()).decode()
+    with pytest.raises(ValueError, match=r"expected a valid FileDescriptorProto: .*name_part"):
+        registered_files(text, ())
 
 
 def test_new_fields_and_values_of_enums_are_refused() -> None:
