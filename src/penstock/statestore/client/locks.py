@@ -70,6 +70,7 @@ class Lease:
         self._token: Hlc | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._requesting = False
+        """Whether a SET was sent that no caller knows to be rejected, or to have acquired the lock."""
         self._last_error = ""
 
     @property
@@ -102,7 +103,7 @@ class Lease:
         except TimeoutError:
             await self._undo_request()
             raise await self._acquire_error(timeout_s) from None
-        except UnavailableError:
+        except (UnavailableError, asyncio.CancelledError):
             await self._undo_request()
             raise
         return self._hold(acquired)
@@ -117,7 +118,7 @@ class Lease:
         self._check_free()
         try:
             acquired = await self._try(timeout_s)
-        except UnavailableError:
+        except (UnavailableError, asyncio.CancelledError):
             await self._undo_request()
             raise
         return None if acquired is None else self._hold(acquired)
@@ -221,6 +222,7 @@ class Lease:
 
     def _hold(self, acquired: tuple[Hlc, float]) -> Hlc:
         token, held_until = acquired
+        self._requesting = False
         self._token = token
         self.lost.clear()
         self.lost_why = ""
@@ -263,9 +265,9 @@ class Lease:
         result = await self._client.set(
             self.name, self.holder, condition=Condition.NEX, ttl_ms=self.ttl_ms, timeout_s=timeout_s, resend=True
         )
-        self._requesting = False
         self._last_error = ""
         if not result.applied or result.version is None:
+            self._requesting = False
             return None
         return result.version, held_until
 
@@ -298,7 +300,7 @@ class Lease:
                                 break
 
     async def _undo_request(self) -> None:
-        """Undo a SET whose response did not arrive: it would hold the lock until it expires."""
+        """Undo a SET whose response did not arrive, or not its caller: it would hold the lock until it expires."""
         if self._requesting:
             with contextlib.suppress(PenstockError, TimeoutError):
                 async with asyncio.timeout(_RETRY_S):

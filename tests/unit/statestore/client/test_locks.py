@@ -96,6 +96,55 @@ async def test_an_attempt_without_an_answer_does_not_leave_the_lock_held(
         assert await other.get("lock") is None
 
 
+@pytest.mark.parametrize("limit_s", [None, 60.0])
+async def test_a_cancelled_attempt_does_not_leave_the_lock_held(
+    store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch, limit_s: float | None
+) -> None:
+    set_key, executed = store.set, asyncio.Event()
+
+    async def unanswered(*args: Any, **options: Any) -> Any:
+        await set_key(*args, **options)
+        executed.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store, "set", unanswered)
+    lease = Lease(store, "lock", holder="me", ttl_ms=600_000)
+    for acquire in (partial(lease.acquire, timeout_s=limit_s), partial(lease.try_acquire, timeout_s=limit_s)):
+        executed.clear()
+        waiting = asyncio.create_task(acquire())
+        await executed.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await other.get("lock"), lease.token) == (None, None)
+
+
+async def test_a_cancelled_wait_does_not_leave_the_lock_held_that_it_has_just_acquired(
+    store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe, waits, acquired = store.observe, asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def slow_to_end(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        async with observe(*args, **options) as changes:
+            waits.set()
+            yield changes
+            acquired.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(store, "observe", slow_to_end)
+    theirs, lease = Lease(other, "lock", holder="other"), Lease(store, "lock", holder="me", ttl_ms=600_000)
+    await theirs.acquire()
+    waiting = asyncio.create_task(lease.acquire())
+    await waits.wait()
+    await theirs.release()
+    await acquired.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await other.get("lock"), lease.token) == (None, None)
+
+
 async def test_acquire_release_and_acquire_again(store: StateStoreClient) -> None:
     lease = Lease(store, "lock", holder="me")
     first = await lease.acquire(timeout_s=60)
