@@ -22,7 +22,7 @@ from typing import Final
 from benchmarks.figures import Figure, Settings
 from benchmarks.keys import write
 from benchmarks.stock_clients import ApacheClients, StockClient, go_clients, paho_clients
-from penstock.errors import UnavailableError
+from penstock.errors import RefusedError, UnavailableError
 from penstock.mqtt.engine.model.journal import Batch, SessionRow, SubscriptionRow
 from penstock.mqtt.engine.model.message import Message
 from penstock.mqtt.storage import SessionStore
@@ -135,8 +135,7 @@ async def _take_over(
             if fault != HANDOVER:
                 active.signal(signal.SIGKILL)
             else:
-                url = f"127.0.0.1:{active.http}"
-                await asyncio.to_thread(web.call, url, "admin_transfer_current_master", {}, login=LOGIN)
+                started = await _hand_over(active)
             later = asyncio.create_task(apache.found(started, DEADLINE_S)) if apache is not None else None
             found = await asyncio.gather(*(first(partial(probe, standby)) for probe in kinds.values()))
             found += [await asyncio.to_thread(client.first, DEADLINE_S) for client in clients.values()]
@@ -151,6 +150,21 @@ async def _take_over(
             active, standby = standby, active
             await standby.until_standby(active)
     return figures
+
+
+async def _hand_over(node: NodeProcess) -> float:
+    """Request a handover, again while a standby that has just started is not up to date; returns the time of the
+    request."""
+    while True:
+        started = time.perf_counter()
+        try:
+            await asyncio.to_thread(
+                web.call, f"127.0.0.1:{node.http}", "admin_transfer_current_master", {}, login=LOGIN
+            )
+        except RefusedError:
+            await asyncio.sleep(0.1)
+        else:
+            return started
 
 
 async def _prepare(node: NodeProcess) -> None:
