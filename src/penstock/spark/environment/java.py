@@ -64,7 +64,8 @@ class Java:
 def find_java(environ: Mapping[str, str] | None = None, *, vector: bool = True) -> Java:
     """Find the Java runtime for Spark. Runs ``java`` once per candidate (about 0.1 s).
 
-    ``vector``: False: without the module for MLlib, and without its warning, if the cache directory can be written.
+    ``vector``: False: without the module for MLlib, and without its warning, if the cache directory can be written
+    and may contain programs.
 
     Raises:
         ConfigError: no suitable runtime was found; the error lists the candidates and the package to install.
@@ -171,6 +172,7 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
     launcher = generated / "bin" / "java"
     if launcher.is_file() and os.access(launcher, os.X_OK):
         return generated
+    do = "set XDG_CACHE_HOME to a writable directory, or install a Java runtime and set JAVA_HOME"
     try:
         launcher.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".java-", dir=launcher.parent)
@@ -183,8 +185,15 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
         raise ConfigError(
             f"cannot write a launcher of Java to {launcher.parent}: {error.strerror}",
             option="XDG_CACHE_HOME",
-            do="set XDG_CACHE_HOME to a writable directory, or install a Java runtime and set JAVA_HOME",
+            do=do,
         ) from error
+    if not os.access(launcher, os.X_OK):
+        raise ConfigError(
+            f"{launcher}, a launcher of Java, cannot be executed",
+            option="XDG_CACHE_HOME",
+            why="its file system permits no programs (mount option noexec)",
+            do=do,
+        )
     return generated
 
 
