@@ -176,9 +176,8 @@ class TubeViews:
 
     async def brokers(self, query: PageQuery) -> Page[BrokerSnapshot]:
         """Return a page of the brokers that the master knows, that of this node included."""
-        found = [self._broker_row(setting) for setting in all_brokers(self._master.engine).values()]
         return await self._pages.page(
-            found,
+            map(self._broker_row, all_brokers(self._master.engine).values()),
             query,
             columns={
                 "broker": lambda row: row.broker,
@@ -400,7 +399,7 @@ class TubeViews:
             state="running" if broker.online else "offline",
             accepts_records=broker.online and not broker.stop_write and not broker.write_status,
             accepts_consumers=broker.online and not broker.stop_read and not broker.read_status,
-            topics=len(broker.serving.keys() - {OFFSET_HISTORY_TOPIC}),
+            topics=len(broker.serving) - (OFFSET_HISTORY_TOPIC in broker.serving),
             silent_s=silent_ms / 1000 if broker.last_seen else None,
             failure=broker.failure or None,
         )
