@@ -236,6 +236,8 @@ class Console:
         if before:
             self._report_limits(before, now, now_s)
         self._report_slow_commits(now_s)
+        if self.pipelines is not None:
+            self.pipelines.follow_letters()
         self.health()  # stores the start time of each reason
         due_s = max(due_s + SAMPLE_S, now_s)
         self._timer = loop.call_at(due_s, self._sample, due_s)

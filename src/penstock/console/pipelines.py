@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ from penstock.console.pages import Page, PageQuery, Pages
 from penstock.console.run_status import MAX_TEXT, expectations_of, field_of, graph_of, sinks_of
 from penstock.console.snapshots import Hop, PipelineDetail, PipelineSnapshot
 from penstock.statestore.engine.record import Record
+from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.service import StateStoreService
 
 __all__ = ["PipelineViews"]
@@ -38,6 +40,8 @@ class PipelineViews:
         self._pages = pages
         self._managed = managed
         self._listed: dict[str, _ListedLetters] = {}
+        self._reports: dict[str, tuple[Hlc, PipelineSnapshot]] = {}
+        """The reports of runs with the versions of their records: an overview parses only those that changed."""
 
     async def pipelines(self, query: PageQuery) -> Page[PipelineSnapshot]:
         """Return a page of the pipelines, those of the configuration that have not run yet included."""
@@ -51,7 +55,7 @@ class PipelineViews:
                 "rows_per_s": lambda row: row.rows_per_s,
                 "lag_records": lambda row: -1 if row.lag_records is None else row.lag_records,
                 "lag_s": lambda row: -1.0 if row.lag_s is None else row.lag_s,
-                "dead": lambda row: row.dead,
+                "dead": lambda row: row.dead if row.open_letters is None else row.open_letters,  # as it is shown
             },
             name=lambda row: row.pipeline,
             row=lambda row: row,
@@ -77,18 +81,21 @@ class PipelineViews:
 
     async def _all(self) -> tuple[list[PipelineSnapshot], bool]:
         """Return the pipelines, and False if there are more."""
-        found = {name: self._pipeline(name, None, {}) for name in self._managed()}
+        found = {name: self._pipeline(name, None, _snapshot(name, {})) for name in self._managed()}
+        reports = {}
         pattern, after = f"{PREFIX}*{STATUS}".encode(), None
         ends_s = time.monotonic() + MAX_S
         while True:
             records, after = self._store.records(pattern, after, STEP_KEYS)
             for record in records:
                 name = record.key.decode(errors="replace").removeprefix(PREFIX).removesuffix(STATUS)
-                if (status := _status(record)) is not None:
-                    found[name] = self._pipeline(name, record, status)
+                if (report := self._report(name, record)) is not None:
+                    reports[name] = record.version, report
+                    found[name] = self._pipeline(name, record, report)
             if after is None or len(found) >= MAX_PIPELINES or time.monotonic() > ends_s:
                 break
             await self._pages.pause()
+        self._reports = reports
         return list(found.values()), after is None
 
     def pipeline(self, name: str) -> PipelineDetail | None:
@@ -97,7 +104,8 @@ class PipelineViews:
         status = None if record is None else _status(record)
         if status is None and name not in self._managed():
             return None
-        found, status = self._pipeline(name, record, status or {}), status or {}
+        status = status or {}
+        found = self._pipeline(name, record, _snapshot(name, status))
         return PipelineDetail(found, sinks_of(status), graph_of(status), expectations_of(status))
 
     def count_letters(self, before: PipelineDetail | None, open_letters: int) -> None:
@@ -107,52 +115,95 @@ class PipelineViews:
             found = before.pipeline
             self._listed[found.pipeline] = _ListedLetters(found.run, found.dead, open_letters)
 
-    def _pipeline(self, name: str, record: Record | None, status: Mapping[str, Any]) -> PipelineSnapshot:
-        lease = self._store.record(f"{PREFIX}{name}/lease".encode())
-        run = field_of(status, "run", str) or None
-        state = field_of(status, "state", str) or "never run"
-        holds = lease is not None and run is not None and lease.value == run.encode()
-        if state == "running" and not holds:
-            state = "lost"
-        sinks = sinks_of(status)
-        lags = [sink for sink in sinks if sink.lag_records is not None]
-        # Each sink counts a record that a shared step rejected, but only one writes its dead letter. Without a table
-        # for them, and in runs of earlier versions, no sink has written any.
-        dead = sum(sink.letters for sink in sinks) or sum(sink.dead for sink in sinks)
+    def follow_letters(self) -> None:
+        """Count the letters that runs wrote since they were listed. Call it more often than a pipeline can be started
+        again: the next run reports its own letters only."""
+        for name in self._listed:
+            record = self._store.record(f"{PREFIX}{name}{STATUS}".encode())
+            report = None if record is None else self._report(name, record)
+            if record is not None and report is not None:
+                self._reports[name] = record.version, report
+                self._open_letters(name, report)
+
+    def _open_letters(self, name: str, report: PipelineSnapshot) -> int | None:
         listed = self._listed.get(name)
-        return PipelineSnapshot(
-            pipeline=name,
-            state=state,
-            run=run,
-            host=field_of(status, "host", str) or None,
-            pid=field_of(status, "pid", int) or None,
-            since_at=_time(status, "since"),
+        if listed is None:
+            return None
+        if report.run is not None:
+            self._listed[name] = listed = listed.after(report.run, report.dead)
+        return listed.open_now
+
+    def _report(self, name: str, record: Record) -> PipelineSnapshot | None:
+        """Return the pipeline as its run reports it in ``record``; None if this is not a status."""
+        version, report = self._reports.get(name, (None, None))
+        if version == record.version:
+            return report
+        status = _status(record)
+        return None if status is None else _snapshot(name, status)
+
+    def _pipeline(self, name: str, record: Record | None, report: PipelineSnapshot) -> PipelineSnapshot:
+        """Return ``report`` with what this node knows: the lease, the age of the status, and letters."""
+        lease = self._store.record(f"{PREFIX}{name}/lease".encode())
+        # Another client's run may be text that cannot be encoded.
+        holds = lease is not None and report.run is not None and lease.value.decode(errors="replace") == report.run
+        found = replace(
+            report,
+            state="lost" if report.state == "running" and not holds else report.state,
             status_age_s=None if record is None else max(0, self._store.clock() - record.version.wall_ms) / 1000,
-            why=field_of(status, "why", str)[:MAX_TEXT] or None,
-            sinks=len(sinks),
-            rows_per_s=sum(sink.rows_per_s for sink in sinks) if holds else 0.0,
-            lag_records=max((sink.lag_records or 0 for sink in lags), default=None) if holds else None,
-            lag_s=max((sink.lag_s or 0.0 for sink in lags), default=None) if holds else None,
-            read=sum(sink.read for sink in sinks),
-            out=sum(sink.out for sink in sinks),
-            dead=dead,
-            restarts=sum(sink.restarts for sink in sinks),
             managed=name in self._managed(),
-            spark_ui=_web_address(field_of(status, "spark_ui", str)) if holds else None,
-            open_letters=None if listed is None else listed.open_after(run, dead),
+            open_letters=self._open_letters(name, report),
         )
+        return found if holds else replace(found, rows_per_s=0.0, lag_records=None, lag_s=None, spark_ui=None)
 
 
 class _ListedLetters(NamedTuple):
-    """Dead letters that were open when those of a pipeline were listed, and the number that its run had written."""
+    """Dead letters that were ``open`` when those of a pipeline were listed, or when ``run`` began, and the number that
+    this run had written then and last."""
 
     run: str | None
     written: int
     open: int
+    last_written: int = 0
 
-    def open_after(self, run: str | None, written: int) -> int:
-        """Return the number that is open if no other command has closed some, now that ``run`` has ``written``."""
-        return self.open + (max(0, written - self.written) if run == self.run else written)
+    @property
+    def open_now(self) -> int:
+        """The number that is open if no other command has closed some."""
+        return self.open + max(0, self.last_written - self.written)
+
+    def after(self, run: str | None, written: int) -> _ListedLetters:
+        """Return these letters and those of ``run``, which has ``written`` so many."""
+        if run == self.run:
+            return self._replace(last_written=written)
+        return _ListedLetters(run, 0, self.open_now, written)
+
+
+def _snapshot(name: str, status: Mapping[str, Any]) -> PipelineSnapshot:
+    """Return a pipeline as the status of its run describes it, as if the run held its lease."""
+    sinks = sinks_of(status)
+    lags = [sink for sink in sinks if sink.lag_records is not None]
+    # Each sink counts a record that a shared step rejected, but only one writes its dead letter. Without a table
+    # for them, and in runs of earlier versions, no sink has written any.
+    dead = sum(sink.letters for sink in sinks) or sum(sink.dead for sink in sinks)
+    return PipelineSnapshot(
+        pipeline=name,
+        state=field_of(status, "state", str) or "never run",
+        run=field_of(status, "run", str) or None,
+        host=field_of(status, "host", str) or None,
+        pid=field_of(status, "pid", int) or None,
+        since_at=_time(status, "since"),
+        status_age_s=None,
+        why=field_of(status, "why", str)[:MAX_TEXT] or None,
+        sinks=len(sinks),
+        rows_per_s=sum(sink.rows_per_s for sink in sinks),
+        lag_records=max((sink.lag_records or 0 for sink in lags), default=None),
+        lag_s=max((sink.lag_s or 0.0 for sink in lags), default=None),
+        read=sum(sink.read for sink in sinks),
+        out=sum(sink.out for sink in sinks),
+        dead=dead,
+        restarts=sum(sink.restarts for sink in sinks),
+        managed=False,
+        spark_ui=_web_address(field_of(status, "spark_ui", str)),
+    )
 
 
 def _status(record: Record) -> dict[str, Any] | None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.console import pipelines
+from penstock.console.pages import PageQuery
 from penstock.console.run_status import MAX_MEASURED, graph_of
 from penstock.console.snapshots import PipelineSink
+from penstock.node.node import Node
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
 from penstock.pipelines.run.progress import SinkProgress
 from penstock.pipelines.spec.description import graph
 from penstock.pipelines.spec.expectations import ExpectationCounts
 from penstock.pipelines.spec.values import lease_key, run_key
 from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.engine.record import Record
 from tests.unit.node.test_api import Api
 from tests.unit.node.test_http_access import running
 from tests.unit.node.test_node import config
@@ -91,10 +96,93 @@ async def test_pipelines_are_a_hop_of_the_overview(tmp_path: Path) -> None:
     assert found["errors"] == 2 * 16 + 1  # dead letters, and a lost run
 
 
-def test_open_letters_are_those_of_the_list_and_later_ones() -> None:
-    listed = pipelines._ListedLetters("r1", 5, 2)
-    assert [listed.open_after("r1", written) for written in (5, 8, 4)] == [2, 5, 2]
-    assert listed.open_after("r2", 3) == 5
+@asynccontextmanager
+async def pipeline_views(tmp_path: Path) -> AsyncIterator[tuple[pipelines.PipelineViews, StateStoreClient]]:
+    node = Node(config(tmp_path))
+    try:
+        ready = await node.start()
+        async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+            assert node.console.pipelines is not None
+            node.console.pipelines._managed = lambda: ("water",)
+            yield node.console.pipelines, store
+    finally:
+        await node.close()
+
+
+async def test_open_letters_are_those_of_the_list_and_of_all_later_runs(tmp_path: Path) -> None:
+    async with pipeline_views(tmp_path) as (views, store):
+
+        async def reported(run: str, letters: int) -> None:
+            sinks = {"table": {"letters": letters}}
+            await store.set(run_key("water"), record(run, state=STOPPED, progress={"sinks": sinks}).encode())
+            views.follow_letters()
+
+        async def shown() -> int | None:
+            detail = views.pipeline("water")
+            assert detail is not None
+            (row,) = (await views.pipelines(PageQuery())).rows
+            assert row == replace(detail.pipeline, status_age_s=row.status_age_s)
+            return row.open_letters
+
+        await reported("r1", 5)
+        assert await shown() is None
+        views.count_letters(views.pipeline("water"), 2)
+        assert await shown() == 2
+        await reported("r1", 8)
+        assert await shown() == 5
+        await reported("r2", 3)  # those that the first run wrote after the list are still open
+        assert await shown() == 8
+        await reported("r3", 0)
+        assert await shown() == 8
+        await store.delete(run_key("water"))
+        views.follow_letters()
+        (managed,) = (await views.pipelines(PageQuery())).rows
+        assert (managed.state, managed.open_letters) == ("never run", 8)
+        await reported("r4", 1)
+        assert await shown() == 9
+        views.count_letters(views.pipeline("water"), 0)
+        assert await shown() == 0
+
+
+async def test_an_overview_parses_the_status_of_a_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    status = pipelines._status
+
+    def counted(record: Record) -> dict[str, Any] | None:
+        parsed.append(record.key)
+        return status(record)
+
+    monkeypatch.setattr(pipelines, "_status", counted)
+    async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        api = Api(ready, "")
+        for name in ("water", "oil"):
+            await store.set(run_key(name), record("r1").encode())
+        for _ in range(3):
+            (hop,) = (hop for hop in (await api.get("/overview"))["hops"] if hop["id"] == "pipelines")
+            assert (hop["rate"], hop["errors"]) == (0.0, 2 * 16 + 2)
+        assert len(parsed) == 2
+        await store.set(lease_key("oil"), "r1", ttl_ms=600_000)
+        await store.set(run_key("water"), record("r2", state=STOPPED).encode())
+        (hop,) = (hop for hop in (await api.get("/overview"))["hops"] if hop["id"] == "pipelines")
+        assert (hop["rate"], hop["errors"], len(parsed)) == (140.5, 2 * 16, 3)
+
+
+async def test_a_run_that_cannot_be_encoded_does_not_hold_a_lease(tmp_path: Path) -> None:
+    async with pipeline_views(tmp_path) as (views, store):
+        await store.set(run_key("water"), b'{"run": "\\ud800", "state": "running"}')
+        await store.set(lease_key("water"), "r1", ttl_ms=600_000)
+        hop = await views.hop()
+    assert hop is not None
+    assert hop.errors == 1  # it is lost
+
+
+async def test_pipelines_are_sorted_by_the_dead_letters_that_are_shown(tmp_path: Path) -> None:
+    async with pipeline_views(tmp_path) as (views, store):
+        for name, dead in (("water", 9), ("oil", 5)):
+            sinks = {"table": {"letters": dead}}
+            await store.set(run_key(name), record("r1", progress={"sinks": sinks}).encode())
+        views.count_letters(views.pipeline("water"), 0)
+        assert [row.pipeline for row in (await views.pipelines(PageQuery(sort="-dead"))).rows] == ["oil", "water"]
 
 
 async def test_the_graph_has_the_steps_of_the_file_and_the_counts_of_its_expectations(tmp_path: Path) -> None:
