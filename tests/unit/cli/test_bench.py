@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.bench_operations import Latencies, paced
+from penstock.cli.bench_operations import Latencies, Operation, paced, print_operations
 from penstock.cli.main import main
 from penstock.node.node import Node, ReadyNode
 from penstock.statestore.client.client import StateStoreClient
@@ -35,6 +35,15 @@ def test_quantiles_have_an_error_of_one_bucket(durations: list[float], share: fl
 
 def test_without_durations_there_is_no_quantile() -> None:
     assert Latencies().quantile_s(0.5) is None
+
+
+def test_a_result_without_operations_has_a_note(capfd: pytest.CaptureFixture[str]) -> None:
+    measured, slow = Operation("GET"), Operation("SET")
+    measured.done(time.perf_counter(), 1)
+    print_operations([measured, slow], {}, client_cpu=0.0, as_json=False)
+    assert capfd.readouterr().err.splitlines() == [
+        "SET: none began and ended in the time that is measured: set a longer --duration"
+    ]
 
 
 async def test_operations_are_due_at_the_rate() -> None:
