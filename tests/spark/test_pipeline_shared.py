@@ -21,6 +21,7 @@ from penstock.pipelines.spec.pipeline import plan
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
+from penstock.pipelines.state_dir.layout import read_json
 from penstock.tube.record import Record
 from tests.spark.node import SEGMENT_RECORDS
 from tests.spark.pipelines import Setup
@@ -103,6 +104,7 @@ def test_sinks_share_a_query_and_continue_it(setup: Setup) -> None:
     check(setup, range(30), dead=1)
     (letter,) = setup.dead()
     assert (letter["step"], letter["value"]) == ("parsed", b"nope")
+    assert read_json(layout.letter_writers(setup.state))["steps"] == {"parsed": [{"sink": "rows", "start": {}}]}
     assert len(positions(setup)) == 1
     setup.send(*map(record, range(30, 50)))
     setup.run()

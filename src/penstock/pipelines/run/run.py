@@ -687,6 +687,7 @@ class _PipelineRun:
             each.rebuild = False
             each.built.batches.gate.open()
             try:
+                self._builder.store_letters()
                 each.query = each.built.start(
                     duration_ms(self._pipeline.trigger), available_now=self._options.available_now
                 )

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -57,10 +57,18 @@ from penstock.pipelines.sinks.one_pass import (
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, labels, query_groups
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.births import birth_directory
-from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets, Position, offsets_of, prepare_shared
+from penstock.pipelines.state_dir.checkpoint import (
+    Checkpoint,
+    Offsets,
+    Position,
+    has_sources_of,
+    offsets_of,
+    prepare_shared,
+)
 from penstock.pipelines.state_dir.layout import TRANSIENT, remove_tree
 from penstock.pipelines.state_dir.letter_writers import (
     LetterRange,
+    LetterWriter,
     LetterWriters,
     SinkEnds,
     assigned,
@@ -475,15 +483,24 @@ class QueryBuilder:
         starts = {name: self._context.source.start(name) for name in names}
         made: list[RunningQuery] = []
         groups = grouped(positions, starts, partial(self.is_near, times=JOIN_TIMES))
-        self._assign_letters(family, groups, stopped)
+        letters = self._assigned_letters(family, groups, stopped)
         for group in groups:
-            query = self._shared(group, family)
+            query = self._shared(group, letters)
             if query is None:
                 rest = [name for name in names if self._families.count((name,)) == 0]
                 parts = [*([rest] if rest else []), *([name] for name in names if name not in rest)]
                 return [found for part in parts for found in self.regroup(part)]
             made.append(RunningQuery(query, family=family))
+        self._letters.assign(letters)
         return made
+
+    def store_letters(self) -> None:
+        """Store durably which sinks write the dead letters of shared steps, before a query starts.
+
+        Raises:
+            StorageError: it cannot be stored, or this run has lost its lease.
+        """
+        self._letters.store()
 
     def is_near(self, behind: str, ahead: str, times: int = 1) -> bool:
         """Return True if a batch of at most ``times`` the usual size takes the sink ``behind`` to the offsets of
@@ -520,29 +537,40 @@ class QueryBuilder:
                     found[step] = [owner.sink.name, *others]
         return found
 
-    def _assign_letters(self, family: Sequence[str], groups: Sequence[SinkGroup], stopped: Sequence[str]) -> None:
-        """Let a sink of ``groups``, whose queries are built now, write dead letters instead of one that is behind it.
+    def _assigned_letters(
+        self, family: Sequence[str], groups: Sequence[SinkGroup], stopped: Sequence[str]
+    ) -> dict[str, list[LetterWriter]]:
+        """Return the sinks that write the dead letters of each step that ``family`` shares.
 
-        ``stopped``: further sinks of the family that have no query at present.
+        A sink of ``groups``, whose queries are built now, writes them instead of one that is behind it. ``stopped``:
+        further sinks of the family that have no query at present.
         """
-        changed = {}
+        found = {}
+        ends_of = cache(partial(self._ends, like=family[0]))
         for step, sinks in self._shared_steps(family).items():
             writers = self._letters.of(step, sinks[0])
-            ends = {name: self._ends(name, family[0]) for name in (*sinks, writers[-1].sink)}
-            known = {name: found for name, found in ends.items() if found is not None}
-            changed[step] = assigned(writers, sinks, known, [group.sinks for group in groups], stopped)
-        self._letters.replace(changed)
+            if writers[-1].sink not in sinks and not any(map(self._has_begun, sinks)):
+                # All sinks are new ones, perhaps of another log: their letters are written like their rows.
+                writers = [LetterWriter(sinks[0], {})]
+            known = {name: ends for name in (*sinks, writers[-1].sink) if (ends := ends_of(name)) is not None}
+            found[step] = assigned(writers, sinks, known, [group.sinks for group in groups], stopped)
+        return found
+
+    def _has_begun(self, name: str) -> bool:
+        """Return True if the sink ``name`` has begun a batch."""
+        return self._checkpoints[name].position() != Position(0, None, None)
 
     def _ends(self, name: str, like: str) -> SinkEnds | None:
         """Return where the sink ``name`` is; it may be one that the file no longer has, with the sources of ``like``.
 
-        None if it has not run.
+        None if it has not run, or had other sources.
         """
         checkpoint = self._checkpoints.get(name)
         if checkpoint is None:
-            checkpoint = Checkpoint(layout.checkpoint(self._state, name), labels(self._plans[like].inputs))
-            if not checkpoint.exists():
+            plan = self._plans[like]
+            if not has_sources_of(self._context.targets.pipeline, plan, self._state, name):
                 return None
+            checkpoint = Checkpoint(layout.checkpoint(self._state, name), labels(plan.inputs))
         batch, finished, begun, _ = checkpoint.position()
         start = self._context.source.start(name) if name in self._checkpoints else {}
         return SinkEnds(
@@ -550,13 +578,11 @@ class QueryBuilder:
             None if begun is None else checkpoint.planned(batch).end,
         )
 
-    def _letter_ranges(self, name: str, family: Sequence[str]) -> LetterRanges:
-        """Return the ranges of the dead letters that the sink ``name`` writes, for the steps that it shares."""
-        shared = self._shared_steps(family).items()
-        return {step: ranges_of(self._letters.of(step, sinks[0]), name) for step, sinks in shared if name in sinks}
+    def _shared(self, group: SinkGroup, letters: Mapping[str, Sequence[LetterWriter]]) -> SharedQuery | None:
+        """Return the query of ``group``; None if Arrow cannot carry the rows of one of its sinks.
 
-    def _shared(self, group: SinkGroup, family: Sequence[str]) -> SharedQuery | None:
-        """Return the query of ``group``; None if Arrow cannot carry the rows of one of its sinks."""
+        ``letters``: the sinks that write the dead letters of each shared step.
+        """
         plans = [self._plans[name] for name in group.sinks]
         checkpoints = [self._checkpoints[name] for name in group.sinks]
         # Another one each time: an earlier run that was paused may still write to its own.
@@ -566,8 +592,8 @@ class QueryBuilder:
                 remove_tree(ended)
         self._made[group.sinks[0]] = path
         stream = partial(self._context.source.streams, self._spark, group.lead)
-        letters = [self._letter_ranges(name, family) for name in group.sinks]
-        query = SharedQuery(plans, checkpoints, group, path, stream, self._context, letters)
+        ranges = [{step: ranges_of(writers, name) for step, writers in letters.items()} for name in group.sinks]
+        query = SharedQuery(plans, checkpoints, group, path, stream, self._context, ranges)
         for n, found in enumerate(plans):
             columns = query.columns(n)
             check_target(self._spark, found.sink, columns)

@@ -42,6 +42,7 @@ __all__ = [
     "PlannedBatch",
     "Position",
     "check_shapes",
+    "has_sources_of",
     "incompatible_sinks",
     "offsets_of",
     "parse_offsets",
@@ -345,6 +346,13 @@ def incompatible_sinks(pipeline: Pipeline, state: StoragePath) -> dict[str, Conf
                     do=START_OVER,
                 )
     return found
+
+
+def has_sources_of(pipeline: Pipeline, sink_plan: SinkPlan, state: StoragePath, sink: str) -> bool:
+    """Return True if ``sink``, which the file may not have any more, has a checkpoint with the sources of
+    ``sink_plan``."""
+    before = _before(state, sink)
+    return before is not None and before.get("sources") == shape_of(pipeline, sink_plan)["sources"]
 
 
 def _before(state: StoragePath, sink: str) -> dict[str, Any] | None:

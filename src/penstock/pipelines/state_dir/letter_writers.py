@@ -8,7 +8,7 @@ otherwise letters would be missing until the target answers again.
 which it does. A letter is written by the last of them that starts at or before its record: by one sink, whatever fails,
 and also if a batch is repeated. A sink therefore takes over from offsets that neither it nor the one before has reached
 or begun a batch with, and only while the one before has no running query, which would not know of it. The file is
-replaced durably before the first batch of the new one.
+replaced durably before a query of the new one starts: queries that are built, but never started, change nothing.
 """
 
 from __future__ import annotations
@@ -127,27 +127,30 @@ class LetterWriters:
         self._by_step: dict[str, list[LetterWriter]] = {}
         try:
             found = read_json(path)
-        except FileNotFoundError:
-            return
-        try:
             self._by_step = {step: [LetterWriter(**each) for each in made] for step, made in found["steps"].items()}
+        except FileNotFoundError:
+            pass
         except (KeyError, TypeError, AttributeError) as error:
             raise StorageError(f"{path} has no sinks that write dead letters: {error!r}", path=str(path)) from error
+        self._stored = self._by_step
 
     def of(self, step: str, first: str) -> list[LetterWriter]:
         """Return the list of ``step``; without one, the sink ``first`` writes its letters from the start."""
         return self._by_step.get(step) or [LetterWriter(first, {})]
 
-    def replace(self, changed: Mapping[str, Sequence[LetterWriter]]) -> None:
-        """Replace the lists of some steps, durably; nothing is written if they are the same.
+    def assign(self, changed: Mapping[str, Sequence[LetterWriter]]) -> None:
+        """Replace the lists of some steps, for queries that were built; see :meth:`store`."""
+        self._by_step = self._by_step | {step: list(writers) for step, writers in changed.items()}
+
+    def store(self) -> None:
+        """Store the lists durably; nothing is written if they are the same.
 
         Raises:
-            StorageError: a later run has replaced them: this run was paused and has lost its lease.
+            StorageError: a later run has stored them: this run was paused and has lost its lease.
         """
-        by_step = self._by_step | {step: list(writers) for step, writers in changed.items()}
-        if by_step == self._by_step:
+        if self._by_step == self._stored:
             return
-        data = {step: [each._asdict() for each in writers] for step, writers in by_step.items()}
+        data = {step: [each._asdict() for each in writers] for step, writers in self._by_step.items()}
 
         def replaced(before: dict[str, Any] | None) -> dict[str, Any]:
             if before is not None and is_newer(before.get("fencing_token"), self._token):
@@ -161,4 +164,4 @@ class LetterWriters:
             return {"fencing_token": self._token, "steps": data}
 
         update_json(self._path, replaced)
-        self._by_step = by_step
+        self._stored = self._by_step

@@ -86,10 +86,13 @@ def test_the_file_keeps_the_lists_and_refuses_a_run_without_its_lease(tmp_path: 
     old, new = LetterWriters(path, TOKENS[0]), LetterWriters(path, TOKENS[1])
     assert old.of("parsed", "a") == first()
     taken = [*first(), LetterWriter("b", at(9))]
-    new.replace({"parsed": taken})
+    new.assign({"parsed": taken})
+    assert not path.exists()
+    new.store()
     assert LetterWriters(path, TOKENS[2]).of("parsed", "a") == taken
+    old.assign({"parsed": [*first(), LetterWriter("c", at(7))]})
     with pytest.raises(StorageError, match="another run decides which sink writes dead letters") as caught:
-        old.replace({"parsed": [*first(), LetterWriter("c", at(7))]})
+        old.store()
     assert TOKENS[1] in str(caught.value.why)
     assert LetterWriters(path, TOKENS[2]).of("parsed", "a") == taken
 
@@ -151,7 +154,8 @@ class Run:
             for name, sink in self.sinks.items()
         }
         found = assigned(self.writers.of("parsed", "a"), SINKS, ends, list(groups.values()), stopped)
-        self.writers.replace({"parsed": found})
+        self.writers.assign({"parsed": found})
+        self.writers.store()
         if self.random.random() < 0.02:
             self.restart()
             return
