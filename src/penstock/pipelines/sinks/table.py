@@ -21,7 +21,6 @@ attempts.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import re
@@ -29,12 +28,12 @@ import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from penstock.errors import PenstockError, StorageError
+from penstock.errors import PenstockError, StorageError, UnavailableError
 from penstock.pipelines.sinks.delta import (
     check_partitions,
     delta_files,
@@ -55,6 +54,7 @@ from penstock.pipelines.sinks.parquet import (
 from penstock.pipelines.state_dir.layout import (
     create_json,
     listed,
+    locked,
     read_each,
     read_json,
     sync_directory,
@@ -248,7 +248,7 @@ class Table:
                     self._closed = max(self._closed, part[-1])
                     for path in paths:
                         path.unlink(missing_ok=True)
-        except BlockingIOError:
+        except UnavailableError:
             # Another process closes them, or deletes rows.
             return
         except (StorageError, OSError) as error:
@@ -330,16 +330,21 @@ def _write_segment(path: StoragePath, found: Sequence[Commit]) -> None:
     write_text(path, json.dumps({"commits": [commit._asdict() for commit in found]}, separators=(",", ":")))
 
 
-@contextmanager
-def _lock(table: Path, *, wait: bool) -> Iterator[None]:
+def _lock(table: Path, *, wait: bool) -> AbstractContextManager[int]:
     """Hold the lock of the commits of ``table``.
 
     Raises:
-        BlockingIOError: another process holds it, unless ``wait``.
+        UnavailableError: another process holds it, unless ``wait``.
     """
-    with (table / "_commits" / "lock").open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+
+    def held(_: int) -> UnavailableError:
+        return UnavailableError(
+            f"the commits of table {table} are in use by another process",
+            why="it writes a segment, or deletes rows",
+            do="try again",
+        )
+
+    return locked(table / "_commits" / "lock", held, wait=wait)
 
 
 def check_columns(path: StoragePath, writer: str, columns: StructType) -> None:

@@ -529,10 +529,11 @@ def _failed(path: StoragePath, what: str, error: OSError) -> StorageError:
 
 
 @contextmanager
-def locked(path: Path, held: Callable[[int], PenstockError]) -> Iterator[int]:
+def locked(path: Path, held: Callable[[int], PenstockError], *, wait: bool = False) -> Iterator[int]:
     """Hold the lock of the file ``path``, which is created if it does not exist; yield its descriptor.
 
-    The kernel releases the lock when the process ends, and not while it is paused.
+    The kernel releases the lock when the process ends, and not while it is paused. ``wait``: wait until another process
+    has released it.
 
     Raises:
         PenstockError: another process holds it; this is what ``held`` returns for the descriptor.
@@ -540,7 +541,7 @@ def locked(path: Path, held: Callable[[int], PenstockError]) -> Iterator[int]:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise held(file) from error
         yield file
