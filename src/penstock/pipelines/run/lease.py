@@ -49,7 +49,7 @@ __all__ = [
     "apply_version",
     "decode_request",
     "lease_holder",
-    "names_quota",
+    "lease_quota_errors",
     "read_holder",
     "stop_run",
     "with_lease",
@@ -315,7 +315,7 @@ def with_lease(broker: str, pipeline: str, work: Callable[[str], object], answer
     async def ask() -> None:
         async with _connected(broker, "apply", answer_s) as client:
             lease = Lease(client, lease_key(pipeline), holder=f"apply-{uuid.uuid4().hex[:12]}", ttl_ms=APPLY_LEASE_MS)
-            with names_quota(pipeline):
+            with lease_quota_errors(pipeline):
                 async with asyncio.timeout(answer_s):
                     token = await lease.try_acquire()
             if token is None:
@@ -350,7 +350,7 @@ async def _last_record(client: StateStoreClient, pipeline: str, run: str, answer
 
 
 @contextmanager
-def names_quota(pipeline: str) -> Iterator[None]:
+def lease_quota_errors(pipeline: str) -> Iterator[None]:
     """Explain that a full store refuses the lease of ``pipeline``, whose key is a new one.
 
     Raises:

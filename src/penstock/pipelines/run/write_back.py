@@ -24,7 +24,7 @@ from penstock.pipelines.run.lease import (
     LeaseHolder,
     RunRecord,
     decode_request,
-    names_quota,
+    lease_quota_errors,
     read_holder,
 )
 from penstock.pipelines.spec.values import apply_key, lease_key, run_key, stop_key
@@ -221,14 +221,14 @@ class WriteBack:
 
     async def _try_acquire(self) -> Hlc | None:
         lease = self._new_lease()
-        with names_quota(self.pipeline):
+        with lease_quota_errors(self.pipeline):
             token = await lease.try_acquire()
         return None if token is None else self._held(lease, token)
 
     async def _acquire(self, timeout_s: float) -> Hlc:
         lease = self._new_lease()
         self._waited = True
-        with names_quota(self.pipeline):
+        with lease_quota_errors(self.pipeline):
             return self._held(lease, await lease.acquire(timeout_s=timeout_s))
 
     def _held(self, lease: Lease, token: Hlc) -> Hlc:
