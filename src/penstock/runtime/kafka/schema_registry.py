@@ -143,8 +143,9 @@ def _registered(registry: SchemaRegistry, path: str, found: _Response, *, serial
             _add_references(registry, data, references, (path,), serialized=is_descriptor)
         except (KeyError, TypeError, ValueError) as error:
             raise _no_registry(registry, path, found) from error
-    texts, names = (tuple(each[at] for each in references.values()) for at in range(2))
-    return RegisteredSchema(data["schema"], kind, texts, names if is_descriptor else ())
+    texts = tuple(each.text for each in references.values())
+    names = tuple(each.name for each in references.values()) if is_descriptor else ()
+    return RegisteredSchema(data["schema"], kind, texts, names)
 
 
 class _Reference(NamedTuple):
