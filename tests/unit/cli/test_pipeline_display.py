@@ -22,15 +22,17 @@ def progress(**sinks: SinkProgress) -> dict[str, Any]:
 
 def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[str]) -> None:
     lines = LineRunDisplay()
+    alarms, kafka = SinkProgress(lag_records=0, in_batch_records=0), SinkProgress(waiting_records=7)
     for _ in range(2):
-        lines.show_event(progress(rows=BUSY, alarms=SinkProgress(lag_records=0, in_batch_records=0)))
+        lines.show_event(progress(rows=BUSY, alarms=alarms, kafka=kafka))
     said = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in said] == ["rows", "alarms", "rows"]
+    assert [line.partition(":")[0] for line in said] == ["rows", "alarms", "kafka", "rows"]
     assert said[0] == (
         "rows: 1,200 read, 1,100 out, 120 rows/s; 30 waiting, the oldest for 4.2 s; "
         "10 in the active batch for 300 ms; last batch took 250 ms; state 17 rows, 2.0 KiB"
     )
     assert said[1] == "alarms: 0 read, 0 out, 0 rows/s; the backlog is unknown"
+    assert said[2] == "kafka: 0 read, 0 out, 0 rows/s; 7 waiting"
 
 
 def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,9 +217,9 @@ def _progress(name: str, sink: Mapping[str, Any]) -> str:
     if sink["waiting_records"] is None:
         parts.append("the backlog is unknown")
     elif sink["waiting_records"]:
-        parts.append(
-            f"{shown_count(sink['waiting_records'])} waiting, the oldest for {shown_duration(sink['waiting_s'])}"
-        )
+        # Kafka does not say how old the oldest one is.
+        oldest = "" if sink["waiting_s"] is None else f", the oldest for {shown_duration(sink['waiting_s'])}"
+        parts.append(f"{shown_count(sink['waiting_records'])} waiting{oldest}")
     else:
         parts.append("nothing waiting")
     if sink["in_batch_s"]:
