@@ -22,7 +22,7 @@ import typer
 from pydantic import BaseModel
 
 from penstock.cli.main import COMMANDS, app
-from penstock.cli.options import help_record
+from penstock.cli.parser import help_record, typer_command
 from penstock.node.config import node
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.spark.mqtt import options as mqtt_spark
@@ -109,7 +109,7 @@ def cli() -> str:
     context = root.make_context("penstock", [], resilient_parsing=True)
     found = [(root, context)]
     for name, entry in COMMANDS.items():
-        found += commands_below(typer.main.get_command(importlib.import_module(entry.module).app), name, context)
+        found += commands_below(typer_command(importlib.import_module(entry.module).app), name, context)
     common = common_options(found)
     lines += command_section(*found[0], common)
     lines += ["## Common options", "", "Several commands have these options, with the same meaning.", ""]

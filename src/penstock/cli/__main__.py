@@ -6,12 +6,29 @@ Until the command is called, there is no garbage collection: modules and the par
 
 import gc
 import sys
+from collections.abc import Sequence
 
 gc.disable()
 
-from penstock.cli.main import main  # noqa: E402 - typer makes most of the objects
+from penstock.cli.process import run  # noqa: E402 - modules are most of the objects
 
 __all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command line of this process; returns the exit status."""
+    try:
+        return run(sys.argv[1:], _with_typer)
+    finally:
+        # The process ends: a last collection would visit all objects for nothing.
+        gc.freeze()
+
+
+def _with_typer(args: Sequence[str]) -> int:
+    from penstock.cli.main import call
+
+    return call(args)
+
 
 if __name__ == "__main__":
     from penstock.runtime.io.process_end import end_with_parent

@@ -8,7 +8,6 @@ a credential of a command is set elsewhere, none of the context's credentials is
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -108,6 +107,8 @@ def read_contexts() -> Contexts:
             why=f"its mode is {mode & 0o777:03o}: they could send commands and passwords to another address",
             do=f"check its contents, then: chmod 600 {path}",
         )
+    import json
+
     try:
         found: Any = json.loads(text)
         current, contexts = found["current"], found["contexts"]
@@ -142,6 +143,8 @@ def write_contexts(contexts: Contexts) -> None:
     Raises:
         StorageError: it cannot be written.
     """
+    import json
+
     from penstock.runtime.io.files import replace_file
 
     path = contexts_path()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -21,8 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
+from penstock.cli.declarations import Argument, Option
 from penstock.cli.options import (
     DEFAULT,
     BrokerOptions,
@@ -62,12 +60,12 @@ app = Commands("Read, write, watch and lock keys of a state store.")
 _CREDENTIALS = ("username", "password_file", "ca_file", "cert_file", "key_file")
 
 
-def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_key(ctx: Any, incomplete: str) -> list[str]:
     """Shell completion: the first keys of the store that begin with ``incomplete`` and are printable text."""
     return _stored_texts(ctx, incomplete)
 
 
-def complete_pattern(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_pattern(ctx: Any, incomplete: str) -> list[str]:
     """Shell completion: keys that begin with ``incomplete``; of keys with a further ``/``, the pattern up to it."""
     found = set()
     for key in _stored_texts(ctx, incomplete):
@@ -81,7 +79,7 @@ def _literal(text: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
 
 
-def _stored_texts(ctx: typer.Context, incomplete: str) -> list[str]:
+def _stored_texts(ctx: Any, incomplete: str) -> list[str]:
     # Completion parses the line without environment variables and defaults.
     given: dict[str, Any] = {"broker": DEFAULT}
     for name in ("broker", *_CREDENTIALS):
@@ -94,14 +92,12 @@ def _stored_texts(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 Pattern = Annotated[
-    str, typer.Argument(help="Glob: * ? [ab] [0-9] [!ab] [*].", metavar="PATTERN", autocompletion=complete_pattern)
+    str, Argument(help="Glob: * ? [ab] [0-9] [!ab] [*].", metavar="PATTERN", autocompletion=complete_pattern)
 ]
-Key = Annotated[str, typer.Argument(help="Key.", metavar="KEY", autocompletion=complete_key)]
-Base64 = Annotated[bool, typer.Option("--base64", help="KEY is base64, for keys that are not text.")]
-Value = Annotated[str | None, typer.Argument(help="Value. Default: --file or standard input.", metavar="VALUE")]
-ValueFile = Annotated[
-    Path | None, typer.Option(help="Read the value from a file; - for standard input.", metavar="FILE")
-]
+Key = Annotated[str, Argument(help="Key.", metavar="KEY", autocompletion=complete_key)]
+Base64 = Annotated[bool, Option("--base64", help="KEY is base64, for keys that are not text.")]
+Value = Annotated[str | None, Argument(help="Value. Default: --file or standard input.", metavar="VALUE")]
+ValueFile = Annotated[Path | None, Option(help="Read the value from a file; - for standard input.", metavar="FILE")]
 
 
 @app.add("penstock kv get line-3/limit", "penstock kv get line-3/image --file image.png", name="get")
@@ -109,13 +105,13 @@ ValueFile = Annotated[
 def get_command(
     key: Key,
     file: Annotated[
-        Path | None, typer.Option(help="Write the value to a file; - for standard output.", metavar="FILE")
+        Path | None, Option(help="Write the value to a file; - for standard output.", metavar="FILE")
     ] = None,
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
     options: StateStoreOptions,
-) -> None:
+) -> int:
     """Write the value of KEY to standard output: unchanged, or escaped on a terminal if it is not text.
 
     Exit status 1 if the key does not exist.
@@ -136,7 +132,7 @@ def get_command(
             print_raw(entry.value)
         return entry is not None
 
-    _finish(options, get)
+    return _finish(options, get)
 
 
 @app.add(
@@ -151,17 +147,17 @@ def set_command(
     value: Value = None,
     file: ValueFile = None,
     ttl: Annotated[float | None, duration_option(text="Delete the key after this time.", at_least_s=0.001)] = None,
-    only_new: Annotated[bool, typer.Option("--nx", help="Set the key only if it does not exist.")] = False,
+    only_new: Annotated[bool, Option("--nx", help="Set the key only if it does not exist.")] = False,
     only_new_or_equal: Annotated[
-        bool, typer.Option("--nex", help="Set the key only if it does not exist or has this value.")
+        bool, Option("--nex", help="Set the key only if it does not exist or has this value.")
     ] = False,
     persist: Annotated[
-        bool, typer.Option("--persist", help="Keep the key on disk in a store whose durability is memory.")
+        bool, Option("--persist", help="Keep the key on disk in a store whose durability is memory.")
     ] = False,
     fencing_token: Token = None,
     fence_prefix: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Protect every key with this prefix by the fencing token (extension prefix-fence).", metavar="TEXT"
         ),
     ] = None,
@@ -169,7 +165,7 @@ def set_command(
     as_json: Json = False,
     *,
     options: StateStoreOptions,
-) -> None:
+) -> int:
     """Set KEY to VALUE and print the version.
 
     Exit status 1 if the condition (--nx, --nex) is not met.
@@ -204,7 +200,7 @@ def set_command(
             )
         return result.applied
 
-    _finish(options, set_, keeps_session=only_new)
+    return _finish(options, set_, keeps_session=only_new)
 
 
 @app.add("penstock kv del line-3/limit", name="del")
@@ -216,7 +212,7 @@ def del_command(
     as_json: Json = False,
     *,
     options: StateStoreOptions,
-) -> None:
+) -> int:
     """Delete KEY.
 
     Exit status 1 if the key does not exist.
@@ -231,7 +227,7 @@ def del_command(
             _no_key(name)
         return deleted > 0
 
-    _finish(options, delete, keeps_session=True)
+    return _finish(options, delete, keeps_session=True)
 
 
 @app.add("penstock kv vdel line-3/limit 42", name="vdel")
@@ -245,7 +241,7 @@ def vdel_command(
     as_json: Json = False,
     *,
     options: StateStoreOptions,
-) -> None:
+) -> int:
     """Delete KEY if it has VALUE.
 
     Exit status 1 if the key does not exist or has another value.
@@ -262,7 +258,7 @@ def vdel_command(
             _no_key(name)
         return deleted > 0
 
-    _finish(options, vdelete, keeps_session=True)
+    return _finish(options, vdelete, keeps_session=True)
 
 
 @app.add("penstock kv watch line-3/limit", "penstock kv watch line-3/ --prefix --json", name="watch")
@@ -270,11 +266,9 @@ def vdel_command(
 def watch_command(
     key: Key,
     prefix: Annotated[
-        bool, typer.Option("--prefix", help="Watch every key that begins with KEY (extension prefix-observe).")
+        bool, Option("--prefix", help="Watch every key that begins with KEY (extension prefix-observe).")
     ] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", "-c", help="Exit after N changes.", min=1, metavar="N")
-    ] = None,
+    count: Annotated[int | None, Option("--count", "-c", help="Exit after N changes.", min=1, metavar="N")] = None,
     timeout: Annotated[
         float | None, duration_option(text="Exit after this time; with status 1 if --count was not reached.")
     ] = None,
@@ -282,7 +276,7 @@ def watch_command(
     as_json: Json = False,
     *,
     access: BrokerOptions,
-) -> None:
+) -> int:
     """Print each change of KEY as it happens, until interrupted (Ctrl-C).
 
     A line has the operation (SET or DELETE), the version and the value; with --prefix the key precedes the value. A
@@ -326,7 +320,8 @@ def watch_command(
         return count is None
 
     with contextlib.suppress(KeyboardInterrupt):
-        _finish(StateStoreOptions(*(getattr(access, field.name) for field in fields(access))), watch)
+        return _finish(StateStoreOptions(*(getattr(access, field.name) for field in fields(access))), watch)
+    return 0
 
 
 def _report_outages(store: StateStoreClient, name: bytes, observation: Observation | None) -> None:
@@ -365,12 +360,12 @@ def _report_outages(store: StateStoreClient, name: bytes, observation: Observati
 @connects_to_store
 def scan_command(
     pattern: Pattern = "*",
-    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Show at most N keys.", min=1, metavar="N")] = None,
-    null: Annotated[bool, typer.Option("--null", "-0", help="End each key with NUL, for `xargs -0`.")] = False,
+    limit: Annotated[int | None, Option("--limit", "-n", help="Show at most N keys.", min=1, metavar="N")] = None,
+    null: Annotated[bool, Option("--null", "-0", help="End each key with NUL, for `xargs -0`.")] = False,
     as_json: Json = False,
     *,
     options: StateStoreOptions,
-) -> None:
+) -> int:
     """Print the keys that match PATTERN, one per line, escaped if they are not printable text.
 
     Quote PATTERN, so that the shell does not expand it. Exit status 1 if no key matches.
@@ -400,13 +395,13 @@ def scan_command(
             note(f"penstock: no key matches '{shown(name)}'{unclosed}")
         return found > 0
 
-    _finish(options, scan)
+    return _finish(options, scan)
 
 
 def _finish(
     options: StateStoreOptions, work: Callable[[StateStoreClient], Awaitable[bool]], *, keeps_session: bool = False
-) -> None:
-    """Run ``work`` with the store; exit with 1 if it returns False.
+) -> int:
+    """Run ``work`` with the store; return the exit status, 1 if it returns False.
 
     ``keeps_session``: for requests whose repetition has another answer, since the first one has executed them.
     """
@@ -416,8 +411,8 @@ def _finish(
         async with options.store(keeps_session=keeps_session) as store:
             return await work(store)
 
-    if not asyncio.run(main()):  # without uvloop, whose import takes longer than it saves in a few requests
-        raise typer.Exit(1)
+    done = asyncio.run(main())  # without uvloop, whose import takes longer than it saves in a few requests
+    return 0 if done else 1
 
 
 def _key(key: str, is_base64: bool) -> bytes:
@@ -458,10 +453,8 @@ NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128
 )
 @connects_to_store
 def lock_command(
-    name: Annotated[str, typer.Argument(help="Name of the lock, a key.", metavar="NAME", autocompletion=complete_key)],
-    command: Annotated[
-        list[str], typer.Argument(help="Command to run while the lock is held, after --.", metavar="COMMAND")
-    ],
+    name: Annotated[str, Argument(help="Name of the lock, a key.", metavar="NAME", autocompletion=complete_key)],
+    command: Annotated[list[str], Argument(help="Command to run while the lock is held, after --.", metavar="COMMAND")],
     ttl: Annotated[
         float,
         duration_option(text="The lock expires after this time if the process dies.", at_least_s=0.1, default="10s"),
@@ -469,20 +462,20 @@ def lock_command(
     wait: Annotated[
         float | None, duration_option(text="Give up if the lock is not acquired in time. Default: wait forever.")
     ] = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", "-n", help="Give up immediately if the lock is held.")] = False,
+    no_wait: Annotated[bool, Option("--no-wait", "-n", help="Give up immediately if the lock is held.")] = False,
     conflict_exit_code: Annotated[
         int,
-        typer.Option(
+        Option(
             "--conflict-exit-code", "-E", help="Exit status if the lock was not acquired.", min=0, max=255, metavar="N"
         ),
     ] = 1,
     holder: Annotated[
         str | None,
-        typer.Option(help="Value of the lock. Default: host, process id and a random number.", metavar="TEXT"),
+        Option(help="Value of the lock. Default: host, process id and a random number.", metavar="TEXT"),
     ] = None,
     *,
     options: StateStoreOptions,
-) -> None:
+) -> int:
     """Run COMMAND while the lock NAME is held, and exit with its status.
 
     COMMAND gets the fencing token in PENSTOCK_FENCING_TOKEN (used by `penstock kv set` and `kv del`), the name of the
@@ -493,9 +486,7 @@ def lock_command(
         raise ConfigError("kv lock: --no-wait and --wait exclude each other", option="--wait", do="use one of them")
     from penstock.runtime.io.loop import run
 
-    status = run(_lock(name, command, round(ttl * 1000), 0.0 if no_wait else wait, conflict_exit_code, holder, options))
-    if status:
-        raise typer.Exit(status)
+    return run(_lock(name, command, round(ttl * 1000), 0.0 if no_wait else wait, conflict_exit_code, holder, options))
 
 
 async def _lock(
@@ -586,11 +577,11 @@ class ImportLine(NamedTuple):
 def export_command(
     pattern: Pattern = "*",
     file: Annotated[
-        Path | None, typer.Option(help="Write to a file. Default, or -: standard output.", metavar="FILE")
+        Path | None, Option(help="Write to a file. Default, or -: standard output.", metavar="FILE")
     ] = None,
     keys: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Export the keys listed in a file (- for standard input), one per line, for stores without SCAN.",
             metavar="FILE",
         ),
@@ -617,12 +608,10 @@ def export_command(
 @app.add("penstock kv import keys.jsonl", "penstock kv import --nx < keys.jsonl", name="import")
 @connects_to_store
 def import_command(
-    file: Annotated[
-        Path | None, typer.Argument(help="JSON lines. Default, or -: standard input.", metavar="FILE")
-    ] = None,
-    only_new: Annotated[bool, typer.Option("--nx", help="Do not change keys that exist.")] = False,
+    file: Annotated[Path | None, Argument(help="JSON lines. Default, or -: standard input.", metavar="FILE")] = None,
+    only_new: Annotated[bool, Option("--nx", help="Do not change keys that exist.")] = False,
     fencing_token: Token = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False,
     *,
     options: StateStoreOptions,
 ) -> None:
@@ -690,6 +679,8 @@ async def _supports_expiry(store: StateStoreClient) -> bool:
 
 
 async def _row(store: StateStoreClient, key: bytes, *, with_expiry: bool) -> str | None:
+    import json
+
     entry = await store.get(key)
     if entry is None:
         return None
@@ -748,6 +739,8 @@ def _chunk(lines: Iterator[ImportLine]) -> list[ImportLine]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[ImportLine]:
+    import json
+
     for number, text in enumerate(file, 1):
         if text.strip():
             try:
@@ -762,7 +755,9 @@ def _lines(file: IO[bytes]) -> Iterator[ImportLine]:
 
 
 def _problem(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
+    from json import JSONDecodeError
+
+    if isinstance(error, JSONDecodeError):
         return f"it is not JSON: {error.msg[:1].lower()}{error.msg[1:]} at column {error.colno}"
     return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
 

@@ -1,21 +1,17 @@
 """`penstock`: the table of commands, each imported when it is called.
 
-The module of a command has ``app``, a ``typer.Typer`` of one command or a group. ``penstock --help`` reads this table
+The module of a command has ``app``, :class:`Commands` of one command or a group. ``penstock --help`` reads this table
 only, so it is fast, and commands without Spark work on a machine without it.
 """
 
 from __future__ import annotations
 
-import errno
-import gc
 import importlib
 import importlib.util
-import os
 import re
 import shlex
 import sys
 from collections.abc import Sequence
-from copy import copy
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -23,13 +19,13 @@ from typer.core import TyperGroup
 
 import penstock
 from penstock.cli.context_file import complete_context
-from penstock.cli.output import exit_status, print_error, set_json_errors
+from penstock.cli.output import print_error
 from penstock.cli.parameters import PlainParameters, UsageError
+from penstock.cli.parser import typer_command
+from penstock.cli.process import run
 from penstock.errors import PenstockError
 
-__all__ = ["COMMANDS", "OTHER_NAMES", "CommandEntry", "app", "main"]
-
-_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+__all__ = ["COMMANDS", "OTHER_NAMES", "CommandEntry", "app", "call", "main"]
 
 
 class CommandEntry(NamedTuple):
@@ -143,7 +139,7 @@ class LazyGroup(PlainParameters, TyperGroup):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command = typer.main.get_command(importlib.import_module(entry.module).app)
+        command = typer_command(importlib.import_module(entry.module).app)
         command.name = cmd_name
         return command
 
@@ -156,31 +152,13 @@ class LazyGroup(PlainParameters, TyperGroup):
         """Resolve a command; the parser uses the names for "did you mean"."""
         words = 2 if " ".join(args[:2]) in COMMANDS else 1  # two: `demo plant`, whose first word is a command, too
         if (name := " ".join(args[:words])) in COMMANDS:
-            command = _only(importlib.import_module(COMMANDS[name].module).app, list(args[words : words + 1]))
+            called = args[words] if len(args) > words else None
+            command = typer_command(importlib.import_module(COMMANDS[name].module).app, called)
             command.name = name
             return name, command, args[words:]
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
         self.commands = names
         return super().resolve_command(ctx, args)
-
-
-def _only(group: typer.Typer, called: list[str]) -> Any:
-    """Build the command, or the group of commands, that is ``called`` in ``group``; all if none has that name.
-
-    Typer builds all commands of a group, which for ``kv get`` takes longer than the rest of the parser.
-    """
-    if group.registered_callback is not None:  # otherwise a module of one command
-        for command in group.registered_commands:
-            if [command.name or typer.main.get_command_name(getattr(command.callback, "__name__", ""))] == called:
-                group = copy(group)
-                group.registered_commands, group.registered_groups = [command], []
-                return typer.main.get_command(group)
-        for inner in group.registered_groups:
-            if [inner.name] == called:
-                group = copy(group)
-                group.registered_commands, group.registered_groups = [], [inner]
-                break
-    return typer.main.get_command(group)
 
 
 app = typer.Typer(
@@ -226,52 +204,27 @@ def penstock_command(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Errors of penstock are printed here.
+    """Run the command line; returns the exit status. Errors of penstock are printed.
 
     Wrong usage is 2; an interrupt (130) and a closed pipe (1) print nothing.
     """
-    if args is not None:
-        return _run(args)
-    try:
-        return _run(None)
-    finally:
-        # The process ends: a last collection would visit all objects for nothing.
-        gc.freeze()
+    return run(sys.argv[1:] if args is None else args, call)
 
 
-def _run(args: Sequence[str] | None) -> int:
-    set_json_errors(enabled=_asks_for_json(sys.argv[1:] if args is None else args))
-    try:
-        status = _call(args)
-        if sys.stdout is not None:  # as after `>&-`
-            sys.stdout.flush()  # also after an error: a failure here would otherwise be one of the interpreter
-    except BrokenPipeError:
-        _forget_output()
-        return 1
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        _forget_output()
-        print_error(
-            PenstockError("the output could not be written", why=error.strerror, do="free disk space and run it again")
-        )
-        return 1
-    return status
+def call(args: Sequence[str]) -> int:
+    """Read a command line with typer, and call its command; returns the exit status.
 
-
-def _call(args: Sequence[str] | None) -> int:
-    """Run the command line, and print the errors of penstock."""
+    Raises:
+        PenstockError: the command failed.
+    """
     command = typer.main.get_command(app)
     try:
-        status = command(args=list(args) if args is not None else None, prog_name="penstock", standalone_mode=False)
+        status = command(args=list(args), prog_name="penstock", standalone_mode=False)
     except UsageError as error:
         _print_usage_error(error)
         return 2
     except typer.Abort:
         return 1
-    except PenstockError as error:
-        print_error(error)
-        return exit_status(error)
     except ImportError as error:
         module = (error.name or "").partition(".")[0]
         if module not in _EXTRAS:
@@ -304,12 +257,6 @@ def _distribution(module: str) -> str:
     from importlib.metadata import packages_distributions
 
     return packages_distributions().get(module, [module])[0]
-
-
-def _asks_for_json(args: Sequence[str]) -> bool:
-    """Whether a command has the option ``--json``; what follows ``--`` belongs to another program."""
-    end = args.index("--") if "--" in args else len(args)
-    return "--json" in args[:end]
 
 
 def _print_usage_error(error: Any) -> None:
@@ -351,10 +298,3 @@ def _expected(detail: dict[str, Any]) -> str:
         return f"got {detail['input']}, expected {text} {detail['ctx'][key]}"
     kinds = {"int_parsing": "a whole number", "float_parsing": "a number", "bool_parsing": "true or false"}
     return f"got {detail['input']!r}, expected {kinds.get(detail['type'], detail['msg'])}"
-
-
-def _forget_output() -> None:
-    """Discard the buffer of standard output, whose flush at exit would fail again with status 120."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import math
 import os
 import re
@@ -11,20 +10,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import Field, dataclass, fields
-from datetime import datetime
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Protocol, TypedDict, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-
-from penstock.cli.context_file import ADDRESSES, defaults, read_contexts
+from penstock.cli.context_file import defaults, read_contexts
+from penstock.cli.declarations import Commands, Option, shared_options
 from penstock.cli.output import print_error, unless_standard
-from penstock.cli.parameters import PlainParameters, source_of
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
-from penstock.runtime.config.values import duration_ms, size_bytes
 
 if TYPE_CHECKING:
     from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
@@ -40,7 +33,6 @@ __all__ = [
     "BrokerOptions",
     "CaFile",
     "CertFile",
-    "CommandGroup",
     "Commands",
     "Count",
     "DryRun",
@@ -56,8 +48,8 @@ __all__ = [
     "confirmed",
     "connects_to_broker",
     "connects_to_store",
+    "context_values",
     "duration_option",
-    "help_record",
     "input_bytes",
     "local_addresses",
     "local_data_dir",
@@ -67,25 +59,15 @@ __all__ = [
     "repeat",
     "shared_options",
     "size_option",
+    "start_collecting",
     "stored_keys",
 ]
 
-
-class _Dataclass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
-Command = Callable[..., None]
 
 DATA_DIR: Final = Path("penstock-data")
 """Default of a node's data directory, in the working directory."""
 COMPLETION_S: Final = 1.0
 """Timeout in seconds of the requests of shell completion, for which the shell waits."""
-
-_PYTHON_TYPE: Final = re.compile(r" <(?:str|path|file|directory|list\[\w+\])>$")
-
-_GIVEN: Final = ("COMMANDLINE", "ENVIRONMENT")
-"""Sources of values that have precedence over a context."""
 
 
 def stored_keys(store: StateStoreOptions, pattern: str) -> list[bytes]:
@@ -102,127 +84,29 @@ def stored_keys(store: StateStoreOptions, pattern: str) -> list[bytes]:
         return []
 
 
-def shared_options(kind: type[_Dataclass], argument: str) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command an option for each field of ``kind``; the command gets an instance of
-    ``kind`` as ``argument``."""
-    return lambda command: _WithOptions(command, kind, argument)
+def context_values(
+    selected: str | None, variables: Mapping[str, str], given: Mapping[str, bool], params: Mapping[str, Any]
+) -> Mapping[str, str | bool]:
+    """Return the values of options that are not set: those of the context ``selected`` or of the current one; without
+    a context the addresses of the node that runs here.
+
+    ``variables``: environment variables of the options by name; ``given``: whether an option is set; ``params``: values
+    without these.
+
+    Raises:
+        ConfigError: the context does not exist, or the file of the contexts cannot be read.
+    """
+    context = read_contexts().selected(selected)
+    if context:
+        return defaults(context, variables, given)
+    return {} if "data_dir" in variables else local_addresses(params, given)  # these commands find it by themselves
 
 
-class _WithOptions:
-    """A command with shared options; its signature, which typer reads, is made when the command is built."""
-
-    def __init__(self, command: Command, kind: type[_Dataclass], argument: str) -> None:
-        self._command = command
-        self._kind = kind
-        self._argument = argument
-        self.__name__ = command.__name__
-        self.__doc__ = command.__doc__
-        self.__module__ = command.__module__
-
-    def __call__(self, **given: Any) -> None:
-        options = {field.name: given.pop(field.name) for field in fields(self._kind)}
-        self._command(**given, **{self._argument: self._kind(**options)})
-
-    @cached_property
-    def __signature__(self) -> inspect.Signature:
-        hints = get_type_hints(self._command, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in inspect.signature(self._command).parameters.values()
-            if parameter.name != self._argument
-        ]
-        types = get_type_hints(self._kind, include_extras=True)
-        shared = [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
-            )
-            for field in fields(self._kind)
-        ]
-        return inspect.Signature([*own, *shared])
-
-    @property
-    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override] # of an object, not of a class
-        return {parameter.name: parameter.annotation for parameter in self.__signature__.parameters.values()}
-
-
-class CommandGroup(PlainParameters, TyperGroup):
-    """Group of commands whose list shows the first paragraph of each help text completely."""
-
-    def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """Write one row per command, in the order in which they were added."""
-        rows = [(name, _first_paragraph(command.help or "")) for name, command in self.commands.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
-    """Return name and help of a parameter; arguments without the Python type that typer writes after the name."""
-    record: tuple[str, str] | None = parameter.get_help_record(ctx)
-    if record is None or parameter.param_type_name != "argument":
-        return record
-    return _PYTHON_TYPE.sub("", record[0]), record[1]
-
-
-class CommandWithExamples(PlainParameters, TyperCommand):
-    """Command whose epilog is a list of examples, one per line; its options have the values of the selected context."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the parts of the usage line, with one pair of brackets around optional arguments and no braces around
-        required ones, which mean a choice elsewhere."""
-        pieces = super().collect_usage_pieces(ctx)
-        plain = (re.sub(r"^(?:\{(.+?)\}|\[(\[.+?\])\])", r"\1\2", piece) for piece in pieces)
-        return [piece.replace("......", "...") for piece in plain]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options."""
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for parameter in self.get_params(ctx):
-            if (record := help_record(parameter, ctx)) is not None:
-                sections["Arguments" if parameter.param_type_name == "argument" else "Options"].append(record)
-        for title, rows in sections.items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments; for options that are not set, the values of the context are the defaults, and without a
-        context the addresses of the node that runs here."""
-        variables = {each.name: each.envvar for each in self.params if isinstance(each.envvar, str) and each.name}
-        connects = not set(ADDRESSES.values()).isdisjoint(variables.values())
-        if parent is not None and connects:
-            context = read_contexts().selected(parent.find_root().obj)
-            # Parsed first without them, because the credentials of a context are for its own addresses only.
-            parsed = super().make_context(info_name, list(args), parent, **{**extra, "resilient_parsing": True})
-            given = {name: source_of(parsed, name) in _GIVEN for name in variables}
-            found: Mapping[str, Any] = defaults(context, variables, given) if context else {}
-            if not context and "data_dir" not in variables:  # commands with --data-dir find the node by themselves
-                found = local_addresses(parsed.params, given)
-            extra["default_map"] = {**found, **self._unknown_http(parsed.params, given, found)}
-        return super().make_context(info_name, args, parent, **extra)
-
-    def _unknown_http(
-        self, params: Mapping[str, Any], given: Mapping[str, bool], found: Mapping[str, Any]
-    ) -> dict[str, str]:
-        """Return an empty HTTP address if that of the set master is not known: the default is that of another node."""
-        if given.get("http") is not False or "http" in found or "tube_master" not in given:
-            return {}
-        standard = next(each.default for each in self.params if each.name == "tube_master")
-        master = params["tube_master"] if given["tube_master"] else found.get("tube_master", standard)
-        return {} if master == standard else {"http": ""}
-
-    def invoke(self, ctx: Any) -> Any:
-        """Call the command; garbage collection, which its process starts without, leaves out all objects until then."""
-        if not gc.isenabled():
-            gc.freeze()
-            gc.enable()
-        return super().invoke(ctx)
-
-    def format_epilog(self, _ctx: Any, formatter: Any) -> None:
-        """Write the examples as a section, without wrapping."""
-        if self.epilog:
-            with formatter.section("Examples"):
-                for line in self.epilog.splitlines():
-                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+def start_collecting() -> None:
+    """Start garbage collection, without which the process of a command starts; it leaves out all present objects."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def local_addresses(params: Mapping[str, Any], given: Mapping[str, bool]) -> dict[str, str]:
@@ -275,33 +159,6 @@ def _own_node(data_dir: Path) -> dict[str, Any] | None:
     return running_node(data_dir)
 
 
-class Commands(typer.Typer):
-    """A group of commands, each with examples."""
-
-    def __init__(self, help_text: str | None = None) -> None:
-        """``help_text`` describes the group; None: a module of one command."""
-        # Plain help: half the start-up time, and the text of the reference page.
-        settings: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False}
-        if help_text is not None:
-            settings |= {"cls": CommandGroup, "no_args_is_help": True, "help": help_text}
-        super().__init__(**settings)
-        if help_text is not None:
-            self.callback()(_no_group_options)  # without it, typer would turn a group of one command into that command
-
-    def add(self, *examples: str, name: str | None = None) -> Callable[[Command], Command]:
-        """Decorator: add a command, called ``name`` or like the function, with ``examples`` in its help."""
-        return self.command(name, cls=CommandWithExamples, epilog="\n".join(examples))
-
-
-def _no_group_options() -> None:
-    pass
-
-
-def _first_paragraph(text: str) -> str:
-    """Return the first paragraph of a docstring, as one line."""
-    return " ".join(text.partition("\n\n")[0].split())
-
-
 def input_bytes(command: str, name: str, text: str | None, file: Path | None) -> bytes:
     """Return the argument ``name`` of ``command``: ``text``, or the content of ``file`` or standard input (``-``).
 
@@ -341,37 +198,33 @@ def duration_option(*names: str, text: str, at_least_s: float = 0.0, default: st
             return value
         if value == "forever":
             return math.inf
-        try:
-            found = duration_ms(value, unit="s") / 1000
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
+        from penstock.runtime.config.values import duration_ms
+
+        found = duration_ms(value, unit="s") / 1000
         if found < at_least_s:
-            raise typer.BadParameter(f"{value!r} is less than {at_least_s:g} s")
+            raise ValueError(f"{value!r} is less than {at_least_s:g} s")
         return found
 
     more |= {"parser": seconds, "metavar": DURATION, "show_default": default or False}
-    return typer.Option(*names, help=f"{text} A bare number is seconds.", **more)
+    return Option(*names, help=f"{text} A bare number is seconds.", **more)
 
 
 def size_option(*names: str, text: str, default: str | None = None, **more: Any) -> Any:
     """Option whose value is a size with a unit (KiB, MiB, GiB); the command gets bytes."""
 
     def size(value: str | int) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return size_bytes(value)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
+        from penstock.runtime.config.values import size_bytes
+
+        return value if isinstance(value, int) else size_bytes(value)
 
     more |= {"parser": size, "metavar": "SIZE", "show_default": default or False}
-    return typer.Option(*names, help=text, **more)
+    return Option(*names, help=text, **more)
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
-Count = Annotated[int | None, typer.Option("--count", "-c", help="Stop after N.", min=1, metavar="N")]
+Json = Annotated[bool, Option("--json", help="Print JSON, one object per line.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Show what would be done, and change nothing.")]
+Count = Annotated[int | None, Option("--count", "-c", help="Stop after N.", min=1, metavar="N")]
 Watch = Annotated[
     float | None, duration_option(text="Repeat at this interval until interrupted (Ctrl-C).", at_least_s=0.1)
 ]
@@ -383,6 +236,8 @@ def confirmed(question: str) -> bool:
     Raises:
         ConfigError: there is no answer.
     """
+    import typer
+
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:  # also after Ctrl-C, because nothing was done yet
@@ -412,6 +267,8 @@ def repeat(look: Callable[[], T], show: Callable[[T], None], every_s: float | No
                 print_error(error)
             else:
                 if not as_json:
+                    from datetime import datetime
+
                     sys.stdout.write(f"{between}{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
                     sys.stdout.flush()
                     between = "\n"
@@ -441,7 +298,7 @@ IN_ANOTHER_DIRECTORY: Final = ", or the data directory of a node that runs here:
 
 Token = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Fencing token: the version of the SET that acquired the lock.",
         envvar="PENSTOCK_FENCING_TOKEN",
         metavar="VERSION",
@@ -459,25 +316,25 @@ class MqttCredentials(TypedDict):
 
 
 Username = Annotated[
-    str | None, typer.Option(help="User name, if the server has users.", envvar="PENSTOCK_USERNAME", metavar="NAME")
+    str | None, Option(help="User name, if the server has users.", envvar="PENSTOCK_USERNAME", metavar="NAME")
 ]
 PasswordFile = Annotated[
     Path | None,
-    typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="FILE"),
+    Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="FILE"),
 ]
 CaFile = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help="PEM file of the trusted authorities. Default: the system's.", envvar="PENSTOCK_CA_FILE", metavar="FILE"
     ),
 ]
 CertFile = Annotated[
     Path | None,
-    typer.Option(help="PEM file of the client certificate.", envvar="PENSTOCK_CERT_FILE", metavar="FILE"),
+    Option(help="PEM file of the client certificate.", envvar="PENSTOCK_CERT_FILE", metavar="FILE"),
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(help="PEM file of its key. Default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="FILE"),
+    Option(help="PEM file of its key. Default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="FILE"),
 ]
 
 
@@ -487,7 +344,7 @@ class BrokerOptions:
 
     broker: Annotated[
         str,
-        typer.Option(
+        Option(
             help="MQTT broker: mqtt://HOST[:PORT], mqtts://, ws://, wss:// or HOST:PORT. Default: that of the local "
             f"data directory, otherwise {DEFAULT}.",
             envvar="PENSTOCK_BROKER",
@@ -498,14 +355,12 @@ class BrokerOptions:
     username: Username = None
     password_file: PasswordFile = None
     scram: Annotated[
-        bool, typer.Option("--scram", help="Authenticate with SCRAM-SHA-256 instead of sending the password.")
+        bool, Option("--scram", help="Authenticate with SCRAM-SHA-256 instead of sending the password.")
     ] = False
     ca_file: CaFile = None
     cert_file: CertFile = None
     key_file: KeyFile = None
-    client_id: Annotated[
-        str | None, typer.Option(help="MQTT client identifier. Default: a random one.", metavar="ID")
-    ] = None
+    client_id: Annotated[str | None, Option(help="MQTT client identifier. Default: a random one.", metavar="ID")] = None
 
     def credentials(self) -> MqttCredentials:
         """Arguments of a client.
@@ -681,7 +536,7 @@ def local_data_dir() -> Path:
         if "data_dir" not in text:
             return standard
         # As most files have it: reading the whole configuration takes longer than a command such as `kv get`.
-        if text.count("data_dir") == 1 and (line := _DATA_DIR_LINE.search(text)):
+        if text.count("data_dir") == 1 and (line := re.search(_DATA_DIR_LINE, text)):
             configured = file.parent / line[1]
         else:
             from penstock.node.config.node import load_config
@@ -692,7 +547,7 @@ def local_data_dir() -> Path:
     return configured if configured.is_dir() else standard
 
 
-_DATA_DIR_LINE: Final = re.compile(r"^data_dir: +([\w./-]+) *(?: #.*)?$(?!\s*\n[ \t])", re.MULTILINE)
+_DATA_DIR_LINE: Final = r"(?m)^data_dir: +([\w./-]+) *(?: #.*)?$(?!\s*\n[ \t])"
 """One word, which does not continue in an indented line."""
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import os
 import re
-import shutil
 import sys
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -75,10 +72,14 @@ def _columns(stream: TextIO) -> int:
     with suppress(OSError, ValueError):
         if not os.environ.get("COLUMNS"):
             return os.get_terminal_size(stream.fileno()).columns or 80
-    return shutil.get_terminal_size().columns
+    from shutil import get_terminal_size
+
+    return get_terminal_size().columns
 
 
 def _folded(text: str, indent: int, columns: int) -> str:
+    import textwrap
+
     whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
     width = max(columns - indent, 40)
     lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
@@ -183,6 +184,8 @@ def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:
 
 def print_json(row: Mapping[str, object]) -> None:
     """Print one result as a line of JSON and flush, for readers of a pipe."""
+    import json
+
     sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
@@ -335,6 +338,8 @@ def set_json_errors(*, enabled: bool) -> None:
 def print_error(error: BaseException) -> None:
     """Print an error to standard error, with cause and action: as text, or as a line of JSON with ``--json``."""
     if _json_errors:
+        import json
+
         known = error if isinstance(error, PenstockError) else PenstockError(f"{type(error).__name__}: {error}")
         shown_error = {"what": known.what, "why": known.why, "hint": known.hint}
         sys.stderr.write(json.dumps({"error": shown_error}, ensure_ascii=False) + "\n")  # one line, not folded

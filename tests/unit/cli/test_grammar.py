@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from penstock.cli.main import COMMANDS, main
+from penstock.cli.parser import typer_command
 
 
 def _leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -27,7 +28,7 @@ def _leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 LEAVES = dict(
     leaf
     for name, entry in COMMANDS.items()
-    for leaf in _leaves(typer.main.get_command(importlib.import_module(entry.module).app), tuple(name.split()))
+    for leaf in _leaves(typer_command(importlib.import_module(entry.module).app), tuple(name.split()))
 )
 
 

@@ -65,4 +65,4 @@ app.add("penstock pipeline migrate pipeline.yaml --dry-run", "penstock pipeline 
 app.add("penstock pipeline maintain pipeline.yaml", "penstock pipeline maintain pipeline.yaml --retention 1d")(
     tables.maintain
 )
-app.add_typer(ledger.app, name="dead-letter")
+app.groups["dead-letter"] = ledger.app

@@ -14,11 +14,10 @@ app.add("penstock tube produce telemetry hello", "penstock tube produce telemetr
 app.add("penstock tube consume telemetry", "penstock tube consume telemetry --group lake --follow --json")(
     consume.consume
 )
-for _name, _group in (
-    ("topic", topics.app),
-    ("group", groups.app),
-    ("offset", groups.offset_app),
-    ("broker", broker.app),
-    ("staged", broker.staged_app),
-):
-    app.add_typer(_group, name=_name)
+app.groups |= {
+    "topic": topics.app,
+    "group": groups.app,
+    "offset": groups.offset_app,
+    "broker": broker.app,
+    "staged": broker.staged_app,
+}

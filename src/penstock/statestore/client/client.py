@@ -6,7 +6,7 @@ Requests use the SDK dialect, so the client works with any broker that has a sta
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -117,7 +117,7 @@ class StateStoreClient:
         self._mqtt = mqtt
         self._owns_mqtt = False
         self._reconnect = reconnect
-        self._clock = RequestClock(uuid.uuid4().hex, clock or wall_clock_ms, server_clock=server_clock)
+        self._clock = RequestClock(os.urandom(16).hex(), clock or wall_clock_ms, server_clock=server_clock)
         extra = {**(user_properties or {}), **({"$high_priority": ""} if high_priority else {})}
         self._requests = RequestSender(mqtt, self._clock, timeout_s, extra)
         self._observations = Observations(self._requests, self.get)
@@ -156,7 +156,7 @@ class StateStoreClient:
         """
         mqtt = MqttClient(
             url,
-            client_id=client_id or f"penstock-{uuid.uuid4().hex}",
+            client_id=client_id or f"penstock-{os.urandom(16).hex()}",
             clean_start=not session_expiry_s,
             session_expiry_s=session_expiry_s,
             topic_alias_maximum=0,  # responses use one topic; aliases would make the broker encode each one separately

@@ -1,0 +1,66 @@
+"""A command line from its arguments to the exit status: errors of penstock, and the end of the output."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.cli import plain_lines
+from penstock.cli.output import exit_status, print_error, set_json_errors
+from penstock.errors import PenstockError
+
+__all__ = ["run"]
+
+_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+def run(args: Sequence[str], with_typer: Callable[[Sequence[str]], int]) -> int:
+    """Run a command line; returns the exit status, see :func:`penstock.cli.main.main`.
+
+    ``with_typer`` calls the command of a line that is not plain.
+    """
+    set_json_errors(enabled=_asks_for_json(args))
+    try:
+        status = _call(args, with_typer)
+        if sys.stdout is not None:  # as after `>&-`
+            sys.stdout.flush()  # also after an error: a failure here would otherwise be one of the interpreter
+    except BrokenPipeError:
+        _forget_output()
+        return 1
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _forget_output()
+        print_error(
+            PenstockError("the output could not be written", why=error.strerror, do="free disk space and run it again")
+        )
+        return 1
+    return status
+
+
+def _call(args: Sequence[str], with_typer: Callable[[Sequence[str]], int]) -> int:
+    """Call the command, and print the errors of penstock."""
+    try:
+        plain = plain_lines.read(args, os.environ)
+        return with_typer(args) if plain is None else plain()
+    except KeyboardInterrupt:
+        return 130
+    except PenstockError as error:
+        print_error(error)
+        return exit_status(error)
+
+
+def _asks_for_json(args: Sequence[str]) -> bool:
+    """Whether a command has the option ``--json``; what follows ``--`` belongs to another program."""
+    end = args.index("--") if "--" in args else len(args)
+    return "--json" in args[:end]
+
+
+def _forget_output() -> None:
+    """Discard the buffer of standard output, whose flush at exit would fail again with status 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
