@@ -16,6 +16,7 @@ help: ## List the targets
 	@echo "  make lint | types | unit | faults | interop | end_to_end | spark | docs | interpreted    one suite of make test"
 
 setup: $(STAMP) ## Make .venv and install everything, pinned by version and hash
+	@$(BIN)/python -m compileall -q src  # else each process compiles all modules where PYTHONDONTWRITEBYTECODE is set
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer was found: install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
