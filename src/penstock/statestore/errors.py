@@ -15,7 +15,8 @@ After a :class:`~penstock.errors.RefusedError` the request had no effect. Errors
 
 UnavailableError
 ├── LockHeldError             another client held the lock for the whole timeout
-└── LeaseLostError            the lease was lost while it was in use
+├── LeaseLostError            the lease was lost while it was in use
+└── NoStateStoreError         the broker has no state store, as far as this client knows
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ __all__ = [
     "InvalidRequestError",
     "LeaseLostError",
     "LockHeldError",
+    "NoStateStoreError",
     "NotAuthorizedError",
     "QuotaExceededError",
     "RequestStatusError",
@@ -134,6 +136,10 @@ class LeaseLostError(UnavailableError):
     def __init__(self, what: str, *, name: bytes, why: str | None = None, do: str | None = None) -> None:
         super().__init__(what, why=why, do=do)
         self.name = name
+
+
+class NoStateStoreError(UnavailableError):
+    """No answer: the broker reported that requests have no subscriber, and this client has never got an answer."""
 
 
 _OTHER_FORM: Final = (

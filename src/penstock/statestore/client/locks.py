@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
 from penstock.statestore.client.client import Condition, StateStoreClient, as_bytes
 from penstock.statestore.client.observations import Entry, Observation
-from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError, as_text
+from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError, NoStateStoreError, as_text
 from penstock.statestore.hlc import Hlc
 
 __all__ = ["Leader", "LeaderElection", "Lease"]
@@ -88,6 +88,7 @@ class Lease:
             LockHeldError: another client held it for ``timeout_s`` seconds.
             UnavailableError: the store was not reachable for ``timeout_s`` seconds, or the client does not connect
                 again.
+            NoStateStoreError: the broker has no state store; raised after the timeout of a request.
             LocalProtocolError: this lease is held already.
         """
         self._check_free()
@@ -278,7 +279,7 @@ class Lease:
                 acquired = await self._try()
                 return acquired if acquired is not None else await self._wait_for_release()
             except UnavailableError as error:
-                if self._client.closed:
+                if self._client.closed or isinstance(error, NoStateStoreError):
                     raise
                 if not self._last_error:
                     _log.warning("lock not acquired yet name=%s: %s", as_text(self.name), _describe(error))
@@ -406,6 +407,7 @@ class LeaderElection:
             LockHeldError: another candidate was the leader for ``timeout_s`` seconds; ``holder`` names it.
             UnavailableError: the store was not reachable for ``timeout_s`` seconds, or the client does not connect
                 again.
+            NoStateStoreError: the broker has no state store; raised after the timeout of a request.
             LocalProtocolError: this candidate is the leader already.
         """
         return await self._lease.acquire(timeout_s=timeout_s)

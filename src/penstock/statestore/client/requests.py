@@ -23,7 +23,7 @@ from penstock.statestore.binding import request
 from penstock.statestore.codec.commands import COMMANDS, Verb
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import decode_reply
-from penstock.statestore.errors import as_text, refusal, status_refusal
+from penstock.statestore.errors import NoStateStoreError, as_text, refusal, status_refusal
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, parse
 
 __all__ = ["RequestClock", "RequestSender"]
@@ -122,6 +122,8 @@ class RequestSender:
         self._futures: dict[bytes, asyncio.Future[Publish | UnavailableError]] = {}
         self.lost_sessions = 0
         """Reconnects for which the broker had no session, and so no responses."""
+        self._answered = False
+        """Whether there was a response: then a broker without a subscriber has lost its state store for now."""
 
     async def call(
         self,
@@ -145,6 +147,7 @@ class RequestSender:
             StateStoreError: the store rejected the request.
             UnavailableError: no response in time, or the connection was lost during a write, and with it the session
                 in which the broker would recognize the repeated request (``applied`` None).
+            NoStateStoreError: no response in time to this or an earlier request, and the broker has no subscriber.
         """
         token: object = fencing_token
         if token is not None and not isinstance(token, Hlc):
@@ -203,17 +206,20 @@ class RequestSender:
     def _no_answer(
         self, named: tuple[str, bytes], timeout_s: float, code: int | None, *, lost: bool
     ) -> UnavailableError:
+        kind = UnavailableError
         if not self._mqtt.connected:
             why, do = "not connected to the broker", "repeat the request when the broker is reachable"
         elif code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
             why = "the broker has no subscriber for state store requests"
             do = "use a broker with a state store (penstock up), or attach one: penstock statestore attach --broker URL"
+            # Not at once: a state store inside the broker need not be a subscriber.
+            kind = UnavailableError if self._answered else NoStateStoreError
         elif lost:
             why, do = _LOST_SESSION, _READ_FIRST
         else:
             why = "no state store at this broker, or it is overloaded, or its disk is full or slow: see its /readyz"
             do = _READ_FIRST
-        return UnavailableError(
+        return kind(
             f"state store: no answer to {named[0]} {as_text(named[1])} within {timeout_s:g} s",
             applied=None,
             why=why,
@@ -253,6 +259,7 @@ class RequestSender:
 
     def receive_response(self, message: Publish) -> None:
         """Complete the request that ``message`` answers; drop a response that arrived after the timeout."""
+        self._answered = True
         correlation = message.properties.correlation_data
         future = self._futures.get(correlation) if correlation is not None else None
         if future is not None and not future.done():

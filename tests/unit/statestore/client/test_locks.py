@@ -6,16 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock.statestore.client.locks
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.server import MqttServer
+from penstock.runtime.io.files import Durability
 from penstock.statestore.client.client import SetResult, StateStoreClient
 from penstock.statestore.client.locks import LeaderElection, Lease
-from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError
+from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError, NoStateStoreError
 from penstock.statestore.hlc import Hlc
+from penstock.statestore.service.attach import Attachment
+from penstock.statestore.service.service import StateStoreService
 from tests.conformance.statestore.node import StoreNode
 
 
@@ -295,6 +301,51 @@ async def test_without_a_time_limit_an_outage_only_delays_a_lock_and_an_election
         assert all(await asyncio.gather(*waiting))
         await lease.release()
     assert caplog.text.count("lock not acquired yet") == 2, "an outage is reported once"
+
+
+async def test_a_broker_that_never_had_a_store_ends_the_wait_for_a_lock() -> None:
+    server = MqttServer()
+    _, port = await server.start("127.0.0.1", 0)
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}", timeout_s=0.5) as client:
+        for acquire in (
+            Lease(client, "lock", holder="me").acquire,
+            partial(Lease(client, "lock", holder="me").acquire, timeout_s=60),
+            LeaderElection(client, "leader", candidate="me").campaign,
+        ):
+            with pytest.raises(NoStateStoreError, match=r"no answer to SET") as raised:
+                await acquire()
+            assert "the broker has no subscriber" in (raised.value.why or "")
+            assert "penstock statestore attach" in (raised.value.do or "")
+    await server.close()
+
+
+async def test_an_attached_store_that_restarts_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = MqttServer()
+    _, port = await server.start("127.0.0.1", 0)
+    url = f"mqtt://127.0.0.1:{port}"
+
+    def without_session(**options: Any) -> MqttClient:
+        """As if the broker had lost the session, in which it queues requests."""
+        return MqttClient(url, **{**options, "clean_start": True, "session_expiry_s": 0})
+
+    def attached() -> Attachment:
+        service = StateStoreService(tmp_path / "attached", Durability.FLUSHED)
+        return Attachment(service, without_session, client_id="store", lease_s=3600)
+
+    async with StateStoreClient.connect(url) as client:
+        async with attached():
+            await client.get("lock")
+        client.timeout_s = 0.05
+        lease = Lease(client, "lock", holder="me")
+        waiting = asyncio.create_task(lease.acquire())
+        while "lock not acquired yet" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        client.timeout_s = 10.0
+        async with attached():
+            await waiting
+            await lease.release()
+    await server.close()
 
 
 async def test_a_client_that_is_closed_ends_the_wait_for_a_lock(

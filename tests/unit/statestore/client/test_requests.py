@@ -12,6 +12,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.client.requests import RequestClock, RequestSender
+from penstock.statestore.errors import NoStateStoreError
 
 OK = [("__stat", "200"), ("__ts", "5:0:StateStore")]
 
@@ -89,6 +90,23 @@ async def test_a_timeout_names_the_likely_cause(
         await requests.call([b"GET", b"k"])
     assert (raised.value.applied, raised.value.do is None) == (None, False)
     assert why in (raised.value.why or "")
+
+
+async def test_a_broker_without_subscriber_has_a_store_if_one_ever_answered(
+    mqtt: Mqtt, requests: RequestSender
+) -> None:
+    mqtt.code = ReasonCode.NO_MATCHING_SUBSCRIBERS
+    with pytest.raises(NoStateStoreError, match="no answer to GET 'k'"):
+        await requests.call([b"GET", b"k"])
+    call = asyncio.create_task(requests.call([b"GET", b"k"], timeout_s=5))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    requests.receive_response(answer(mqtt.sent[-1][2], b"+OK\r\n"))
+    await call
+    with pytest.raises(UnavailableError, match="no answer to GET 'k'") as raised:
+        await requests.call([b"GET", b"k"])
+    assert type(raised.value) is UnavailableError
+    assert "the broker has no subscriber" in (raised.value.why or "")
 
 
 async def test_a_timeout_after_a_lost_session_names_it(requests: RequestSender) -> None:
