@@ -1,11 +1,20 @@
-"""Durable SETs and stored QoS 1 messages of a node in a cluster, next to the same node alone.
+"""Durable SETs and stored QoS 1 messages of a node in a cluster, next to the same node alone, and the parts of a SET.
 
 The cluster has three members of etcd on the same machine and disk, and no standby. A persistent session that is offline
 subscribes to all messages, so that each one is committed before its PUBACK.
 
-While clients send SETs to the node in the cluster, its commits are counted. Then a bare client commits values of the
-same mean size to the same etcd, one at a time, with the same comparisons and client, at the member that a node prefers
-(etcd's leader): the most commits that a node could reach.
+While clients send SETs to the node in the cluster, its commits are counted. Next to them are two others that commit
+values of the same size to the same etcd, with the same comparisons and client, at the member that a node prefers
+(etcd's leader):
+
+* a bare client, one commit after another: the most commits that a node could reach. No commit waits for a client, so
+  it has neither the network and the processor time between two commits of a client that waits for each answer, nor the
+  way from an event loop to a thread and back;
+* the floor, a server that answers the same clients after such a commit in a thread, and does nothing else
+  (``benchmarks.floor``).
+
+A commit of the node and of the floor is measured in their threads. Of one client the figures also have the time between
+two commits: the answer, the client and its request, and the way from the thread to the event loop and back.
 """
 
 from __future__ import annotations
@@ -14,6 +23,7 @@ import asyncio
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,11 +31,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks import generator, servers
+from benchmarks.bare_commits import BareCommits, CommitTotals, read_totals
 from benchmarks.figures import Figure, Settings, alternate
+from benchmarks.floor import ETCD_PREFIX, etcd_floor
 from penstock.cluster.client import EtcdClient
-from penstock.cluster.commit import Head
 from penstock.cluster.log import LogKeys, read_head
-from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.mqtt.client.client import MqttClient
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports
@@ -39,7 +49,8 @@ _LIMITS: Final = {"limits": {"max_queued_messages": 1_000_000}}
 _NAME: Final = "benchmark"
 _STARTED_S: Final = 0.5
 """Seconds after which the generator has started."""
-_LEADER, _HEAD, _FRAME = b"bare/leader", b"bare/head", b"bare/frame/"
+_LATE_S: Final = 10.0
+_DURATION: Final = "penstock_commit_duration_seconds_"
 
 
 class _Member(NamedTuple):
@@ -52,7 +63,11 @@ class _Member(NamedTuple):
 def cluster(settings: Settings) -> list[Figure]:
     """Measure SETs of 64 bytes and QoS 1 messages of 64 bytes per second, one in flight per client, and commits."""
     figures: list[Figure] = []
-    with servers.penstock("durable", mqtt=_LIMITS) as alone, _clustered() as member:
+    with (
+        servers.penstock("durable", mqtt=_LIMITS) as alone,
+        _clustered() as member,
+        etcd_floor(member.endpoints) as (floor, floor_pid),
+    ):
         nodes = {"penstock": alone, "in a cluster": member.ready}
         for ready in nodes.values():
             asyncio.run(_subscribe(ready["mqtt"]))
@@ -67,72 +82,105 @@ def cluster(settings: Settings) -> list[Figure]:
                 unit = "requests/s" if mode == "statestore" else "messages/s"
                 name = f"{case}, {clients} client{'s' * (clients > 1)}"
                 if mode == "statestore":
-                    counted = _Commits(member.endpoints, settings.seconds, name)
+                    counted = _Commits(member, settings.seconds, name)
                     timed["in a cluster"] = partial(counted.of_node, timed["in a cluster"])
-                    figures += [*alternate(settings, name, unit, timed), *counted.figures]
+                    of_floor = partial(generator.measure, floor, mode, pid=floor_pid, **options)
+                    timed["floor"] = partial(counted.of_floor, of_floor)
+                    figures += [*alternate(settings, name, unit, timed), *counted.figures(alone=clients == 1)]
+                    counted.close()
                 else:
                     figures += alternate(settings, name, unit, timed)
     return figures
 
 
 class _Commits:
-    """Commits of the state store per second under a load, and of a bare client after each run."""
+    """Commits of the state store of ``member`` per second under ``load``, of the floor and of a bare client, and how
+    long they take."""
 
-    def __init__(self, endpoints: Sequence[str], seconds: float, load: str) -> None:
-        self._client = EtcdClient(endpoints)
+    def __init__(self, member: _Member, seconds: float, load: str) -> None:
+        self._member = member
+        self._client = EtcdClient(member.endpoints)
         self._keys = LogKeys(f"/penstock/{_NAME}/", "statestore")
         self._seconds = seconds
-        self.figures = [Figure(f"commits of {load}", name, "commits/s") for name in ("penstock", "bare client")]
+        self._bytes = 0
+        """Mean size of the last commits of the node."""
+        committers = ("penstock", "floor", "bare client")
+        self._rates = {name: Figure(f"commits of {load}", name, "commits/s") for name in committers}
+        self._times = {name: Figure(f"commit of {load}", name, "us") for name in committers}
+        self._between = {name: Figure(f"between two commits of {load}", name, "us") for name in committers[:2]}
+
+    def close(self) -> None:
+        """Close the connection to etcd."""
+        self._client.close()
+
+    def figures(self, *, alone: bool) -> list[Figure]:
+        """Return the figures; ``alone``: with the time between two commits, in which nothing but one client runs."""
+        return [*self._rates.values(), *self._times.values(), *(self._between.values() if alone else ())]
 
     def of_node(self, load: Callable[[], generator.Load]) -> generator.Load:
-        """Run ``load`` and count the node's commits meanwhile; then measure the bare client."""
-        heads: list[tuple[float, Head]] = []
-        reader = threading.Thread(target=self._read_heads, args=(heads,))
+        """Run ``load`` and count the node's commits meanwhile."""
+        before = self._durations()
+        result, counted, window_s = self._counted(load, self._head)
+        after = self._durations()
+        self._bytes = counted.size // counted.commits
+        # Not read during the load: that costs the node some ms.
+        commit_s = (after.seconds - before.seconds) / (after.commits - before.commits)
+        self._add("penstock", counted.commits, commit_s, window_s)
+        return result
+
+    def of_floor(self, load: Callable[[], generator.Load]) -> generator.Load:
+        """Run ``load`` and count the floor's commits meanwhile; then measure the bare client."""
+        result, counted, window_s = self._counted(load, partial(read_totals, self._client, ETCD_PREFIX))
+        self._add("floor", counted.commits, counted.seconds / counted.commits, window_s)
+        bare = BareCommits(self._member.endpoints, "bare")
+        began, commits = time.monotonic(), 0
+        while (elapsed_s := time.monotonic() - began) < self._seconds:
+            bare.commit(self._bytes)
+            commits += 1
+        bare.close()
+        self._rates["bare client"].runs.append(commits / elapsed_s)
+        self._times["bare client"].runs.append(1e6 * elapsed_s / commits)
+        return result
+
+    def _add(self, name: str, commits: int, commit_s: float, window_s: float) -> None:
+        self._rates[name].runs.append(commits / window_s)
+        self._times[name].runs.append(1e6 * commit_s)
+        self._between[name].runs.append(1e6 * (window_s / commits - commit_s))
+
+    def _counted(
+        self, load: Callable[[], generator.Load], read: Callable[[], CommitTotals]
+    ) -> tuple[generator.Load, CommitTotals, float]:
+        """Run ``load``; return its result, the commits within a part of it, and the seconds of this part."""
+        found: list[tuple[float, CommitTotals]] = []
+
+        def read_twice() -> None:
+            for wait_s in (_STARTED_S, max(self._seconds - 2 * _STARTED_S, 0.5)):
+                time.sleep(wait_s)
+                totals = read()
+                found.append((time.monotonic(), totals))
+
+        reader = threading.Thread(target=read_twice)
         reader.start()
         result = load()
         reader.join()
-        (began, first), (ended, last) = heads
-        commits = last.sequence - first.sequence
-        node, bare = self.figures
-        node.runs.append(commits / (ended - began))
-        bare.runs.append(_bare_commits(self._client, (last.total_bytes - first.total_bytes) // commits, self._seconds))
-        return result
+        (began, first), (ended, last) = found
+        counted = CommitTotals(last.commits - first.commits, last.seconds - first.seconds, last.size - first.size)
+        return result, counted, ended - began
 
-    def _read_heads(self, heads: list[tuple[float, Head]]) -> None:
-        for wait_s in (_STARTED_S, max(self._seconds - 2 * _STARTED_S, 0.5)):
-            time.sleep(wait_s)
-            head = read_head(self._client, self._keys)
-            assert head is not None
-            heads.append((time.monotonic(), head))
+    def _head(self) -> CommitTotals:
+        head = read_head(self._client, self._keys)
+        assert head is not None
+        return CommitTotals(head.sequence, 0.0, head.total_bytes)
 
-
-def _bare_commits(client: EtcdClient, size: int, seconds: float) -> float:
-    """Return transactions per second that put ``size`` bytes and a head, if leadership key and head are the same."""
-    client.prefer_leader()
-    value, head = bytes(size), bytes(36)
-
-    def put(key: bytes, data: bytes) -> pb.RequestOp:
-        return pb.RequestOp(request_put=pb.PutRequest(key=key, value=data))
-
-    def unchanged(key: bytes, revision: int) -> pb.Compare:
-        return pb.Compare(target=pb.Compare.MOD, key=key, mod_revision=revision)
-
-    first = pb.TxnRequest(success=[put(_LEADER, b"bare"), put(_HEAD, head)])
-    leader = revision = client.call("KV/Txn", first, pb.TxnResponse).header.revision
-    count, began = 0, time.monotonic()
-    while (elapsed_s := time.monotonic() - began) < seconds:
-        key = _FRAME + count.to_bytes(8, "big")
-        request = pb.TxnRequest(
-            compare=[unchanged(_LEADER, leader), unchanged(_HEAD, revision)],
-            success=[put(key, value), put(_HEAD, head)],
+    def _durations(self) -> CommitTotals:
+        """Read the number of the node's commits and their duration, from its metrics."""
+        with urllib.request.urlopen(f"http://{self._member.ready['http']}/metrics", timeout=_LATE_S) as answer:
+            lines = [line.split() for line in answer.read().decode().splitlines()]
+        count, seconds = (
+            next(float(line[1]) for line in lines if line[0] == f'{_DURATION}{name}{{part="statestore"}}')
+            for name in ("count", "sum")
         )
-        answer = client.call("KV/Txn", request, pb.TxnResponse)
-        assert answer.succeeded
-        revision = answer.header.revision
-        count += 1
-    frames = pb.DeleteRangeRequest(key=_FRAME, range_end=_FRAME + b"\xff" * 9)
-    client.call("KV/Txn", pb.TxnRequest(success=[pb.RequestOp(request_delete_range=frames)]), pb.TxnResponse)
-    return count / elapsed_s
+        return CommitTotals(int(count), seconds, 0)
 
 
 @contextmanager

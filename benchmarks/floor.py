@@ -3,7 +3,8 @@
 A uvloop server in Python finds the packets of a read, decodes nothing, and answers each request with a PUBACK and a
 PUBLISH of the right size. It answers immediately (``memory``), or after it has appended and synced the data of the
 state store's log: one frame, padded to whole sectors, for all requests that arrived in one turn of the loop (or during
-the previous commit), in the loop (``inline``) or in a separate thread (``thread``).
+the previous commit), in the loop (``inline``) or in a separate thread (``thread``); or after it has committed these
+data to etcd, in a thread (``etcd``).
 
 Another one (``relay``) acknowledges each PUBLISH with QoS 1 and forwards it unchanged to all subscribers.
 
@@ -12,6 +13,7 @@ Others answer CONNECT and PINGREQ: over TCP (``tcp``), and over TLS with OpenSSL
 
 Run as a program, it starts the server and prints its port:
 ``python -m benchmarks.floor FOLDER memory|inline|thread|relay``,
+``python -m benchmarks.floor HOST:PORT,HOST:PORT,... etcd``,
 ``python -m benchmarks.floor CERTIFICATE tcp|tls|loop-tls``.
 """
 
@@ -25,7 +27,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Final, cast
@@ -33,24 +35,26 @@ from typing import ClassVar, Final, cast
 import uvloop
 
 from benchmarks import servers
+from benchmarks.bare_commits import BareCommits
 from penstock.runtime.io.files import SECTOR, DirectFiles
 
-__all__ = ["floor", "tls_floor"]
+__all__ = ["ETCD_PREFIX", "etcd_floor", "floor", "tls_floor"]
 
 FRAME_BYTES: Final = 61
 """Head of a frame, and the row of the clock in it."""
 SET_BYTES: Final = 182
 """Bytes that one SET of the load generator adds to a frame."""
 FILE_BYTES: Final = 4 << 20
+ETCD_PREFIX: Final = "floor"
 VALUE: Final = b"$64\r\n" + b"x" * 64 + b"\r\n"
 
 Waiting = list[tuple["Shell", bytes]]
 
 
-class Log:
-    """Appends to a file whose blocks exist, and answers after the sync."""
+class FileCommits:
+    """Appends to a file whose blocks exist, and syncs it."""
 
-    def __init__(self, folder: Path, *, thread: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         files = DirectFiles()
         path = folder / "floor"
         file = files.create(path)
@@ -58,6 +62,21 @@ class Log:
         file.sync()
         self._file = files.open_unbuffered(path)
         self._end = 0
+
+    def commit(self, size: int) -> None:
+        frame = bytes(size + -size % SECTOR)
+        if self._end + len(frame) > FILE_BYTES:
+            self._end = 0
+        self._file.write(self._end, frame)
+        self._file.sync()
+        self._end += len(frame)
+
+
+class Log:
+    """Commits the frames of SETs, each of some bytes, and answers after that."""
+
+    def __init__(self, commit: Callable[[int], None], *, thread: bool) -> None:
+        self._write = commit
         self._loop = asyncio.get_running_loop()
         self._waiting: Waiting = []
         self._busy = False
@@ -81,13 +100,7 @@ class Log:
             self._answer(batch)
 
     def _commit(self, sets: int) -> None:
-        size = FRAME_BYTES + sets * SET_BYTES
-        frame = bytes(size + -size % SECTOR)
-        if self._end + len(frame) > FILE_BYTES:
-            self._end = 0
-        self._file.write(self._end, frame)
-        self._file.sync()
-        self._end += len(frame)
+        self._write(FRAME_BYTES + sets * SET_BYTES)
 
     def _answer(self, batch: Waiting) -> None:
         for shell, answer in batch:
@@ -258,6 +271,13 @@ def floor(way: str, folder: str) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
+def etcd_floor(endpoints: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Run the server that commits to etcd, with keys below ``ETCD_PREFIX``; yields host:port and the process id."""
+    with _process(",".join(endpoints), "etcd") as (port, pid):
+        yield f"127.0.0.1:{port}", pid
+
+
+@contextmanager
 def tls_floor(way: str, certificate: str) -> Iterator[tuple[int, int]]:
     """Run the server of connections in a separate process; yields port and process id. ``certificate``: PEM, with its
     key."""
@@ -275,7 +295,7 @@ def _process(path: str, way: str) -> Iterator[tuple[int, int]]:
         yield port, process.pid
 
 
-async def _serve(path: Path, way: str) -> None:
+async def _serve(path: str, way: str) -> None:
     loop = asyncio.get_running_loop()
     if way == "tcp":
         server = await loop.create_server(Accepting, "127.0.0.1", 0)
@@ -290,7 +310,11 @@ async def _serve(path: Path, way: str) -> None:
     elif way == "relay":
         server = await loop.create_server(Relay, "127.0.0.1", 0)
     else:
-        log = None if way == "memory" else Log(path, thread=way == "thread")
+        log = None
+        if way == "etcd":
+            log = Log(BareCommits(path.split(","), ETCD_PREFIX).commit, thread=True)
+        elif way != "memory":
+            log = Log(FileCommits(Path(path)).commit, thread=way == "thread")
         server = await loop.create_server(lambda: Shell(log), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
@@ -298,4 +322,4 @@ async def _serve(path: Path, way: str) -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(Path(sys.argv[1]), sys.argv[2]))
+        runner.run(_serve(sys.argv[1], sys.argv[2]))
