@@ -1,6 +1,7 @@
 """Durable SETs and stored QoS 1 messages of a node in a cluster, next to the same node alone, and the parts of a SET.
 
-The cluster has three members of etcd on the same machine and disk, and no standby. A persistent session that is offline
+The cluster has three members of etcd on the same machine and disk. Only the cases that name it have a standby, on the
+same machine too: neither of the two others below has one that follows it. A persistent session that is offline
 subscribes to all messages, so that each one is committed before its PUBACK.
 
 While clients send SETs to the node in the cluster, its commits are counted. Next to them are two others that commit
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from benchmarks.floor import ETCD_PREFIX, etcd_floor
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.log import LogKeys, read_head
 from penstock.mqtt.client.client import MqttClient
+from tests.interop.cluster_nodes import NodeProcess
 from tests.interop.etcd import EtcdCluster
 from tests.ports import free_ports
 
@@ -57,7 +59,7 @@ class _Member(NamedTuple):
     """A node in a cluster: its ready line, and the members of etcd."""
 
     ready: dict[str, str]
-    endpoints: Sequence[str]
+    etcd: EtcdCluster
 
 
 def cluster(settings: Settings) -> list[Figure]:
@@ -66,7 +68,7 @@ def cluster(settings: Settings) -> list[Figure]:
     with (
         servers.penstock("durable", mqtt=_LIMITS) as alone,
         _clustered() as member,
-        etcd_floor(member.endpoints) as (floor, floor_pid),
+        etcd_floor(member.etcd.endpoints) as (floor, floor_pid),
     ):
         nodes = {"penstock": alone, "in a cluster": member.ready}
         for ready in nodes.values():
@@ -82,14 +84,23 @@ def cluster(settings: Settings) -> list[Figure]:
                 unit = "requests/s" if mode == "statestore" else "messages/s"
                 name = f"{case}, {clients} client{'s' * (clients > 1)}"
                 if mode == "statestore":
-                    counted = _Commits(member, settings.seconds, name)
-                    timed["in a cluster"] = partial(counted.of_node, timed["in a cluster"])
-                    of_floor = partial(generator.measure, floor, mode, pid=floor_pid, **options)
-                    timed["floor"] = partial(counted.of_floor, of_floor)
-                    figures += [*alternate(settings, name, unit, timed), *counted.figures(alone=clients == 1)]
-                    counted.close()
+                    with _counting(member, settings.seconds, name) as counted:
+                        timed["in a cluster"] = partial(counted.of_node, timed["in a cluster"])
+                        of_floor = partial(generator.measure, floor, mode, pid=floor_pid, **options)
+                        timed["floor"] = partial(counted.of_floor, of_floor)
+                        figures += [*alternate(settings, name, unit, timed), *counted.figures(alone=clients == 1)]
                 else:
                     figures += alternate(settings, name, unit, timed)
+        with _standby(member):
+            for clients in CLIENTS:
+                name = f"SET, {clients} client{'s' * (clients > 1)}, with a standby"
+                with _counting(member, settings.seconds, name) as counted:
+                    options = {"op": "set", "keys": KEYS, "clients": clients, "seconds": settings.seconds}
+                    load = partial(
+                        generator.measure, member.ready["mqtt"], "statestore", pid=member.ready["pid"], **options
+                    )
+                    timed = {"penstock": partial(counted.of_node, load)}
+                    figures += [*alternate(settings, name, "requests/s", timed), *counted.figures(alone=clients == 1)]
     return figures
 
 
@@ -97,9 +108,9 @@ class _Commits:
     """Commits of the state store of ``member`` per second under ``load``, of the floor and of a bare client, and how
     long they take."""
 
-    def __init__(self, member: _Member, seconds: float, load: str) -> None:
+    def __init__(self, member: _Member, client: EtcdClient, seconds: float, load: str) -> None:
         self._member = member
-        self._client = EtcdClient(member.endpoints)
+        self._client = client
         self._keys = LogKeys(f"/penstock/{_NAME}/", "statestore")
         self._seconds = seconds
         self._bytes = 0
@@ -109,13 +120,10 @@ class _Commits:
         self._times = {name: Figure(f"commit of {load}", name, "us") for name in committers}
         self._between = {name: Figure(f"between two commits of {load}", name, "us") for name in committers[:2]}
 
-    def close(self) -> None:
-        """Close the connection to etcd."""
-        self._client.close()
-
     def figures(self, *, alone: bool) -> list[Figure]:
         """Return the figures; ``alone``: with the time between two commits, in which nothing but one client runs."""
-        return [*self._rates.values(), *self._times.values(), *(self._between.values() if alone else ())]
+        found = (*self._rates.values(), *self._times.values(), *(self._between.values() if alone else ()))
+        return [figure for figure in found if figure.runs]
 
     def of_node(self, load: Callable[[], generator.Load]) -> generator.Load:
         """Run ``load`` and count the node's commits meanwhile."""
@@ -132,7 +140,7 @@ class _Commits:
         """Run ``load`` and count the floor's commits meanwhile; then measure the bare client."""
         result, counted, window_s = self._counted(load, partial(read_totals, self._client, ETCD_PREFIX))
         self._add("floor", counted.commits, counted.seconds / counted.commits, window_s)
-        bare = BareCommits(self._member.endpoints, "bare")
+        bare = BareCommits(self._member.etcd.endpoints, "bare")
         began, commits = time.monotonic(), 0
         while (elapsed_s := time.monotonic() - began) < self._seconds:
             bare.commit(self._bytes)
@@ -184,6 +192,29 @@ class _Commits:
 
 
 @contextmanager
+def _counting(member: _Member, seconds: float, load: str) -> Iterator[_Commits]:
+    """Count commits with a connection to etcd of its own."""
+    client = EtcdClient(member.etcd.endpoints)
+    try:
+        yield _Commits(member, client, seconds, load)
+    finally:
+        client.close()
+
+
+@contextmanager
+def _standby(member: _Member) -> Iterator[None]:
+    """Run a standby on the same machine, which follows ``member``."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = NodeProcess(Path(folder), "two", _NAME, member.etcd)
+        node.start()
+        try:
+            asyncio.run(node.until_members(lambda found: node.name in found and found[node.name].ready))
+            yield
+        finally:
+            node.end()
+
+
+@contextmanager
 def _clustered() -> Iterator[_Member]:
     """Run a node with three members of etcd."""
     mqtt, http = free_ports(2)
@@ -195,7 +226,7 @@ def _clustered() -> Iterator[_Member]:
         addresses = {"mqtt": f"127.0.0.1:{mqtt}", "http": f"127.0.0.1:{http}"}
         try:
             with servers.penstock_in(folder, "durable", addresses=addresses, mqtt=_LIMITS, cluster=section) as ready:
-                yield _Member(ready, etcd.endpoints)
+                yield _Member(ready, etcd)
         finally:
             etcd.close()
 
