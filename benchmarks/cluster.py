@@ -173,6 +173,8 @@ class _Commits:
         reader.join()
         (began, first), (ended, last) = found
         counted = CommitTotals(last.commits - first.commits, last.seconds - first.seconds, last.size - first.size)
+        if not counted.commits:
+            raise SystemExit(f"no commit within {ended - began:.1f} s: the machine is too busy, or --seconds too small")
         return result, counted, ended - began
 
     def _head(self) -> CommitTotals:
