@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import generator
 from benchmarks.bare_commits import BareCommits, read_totals
-from benchmarks.floor import ETCD_PREFIX, etcd_floor
+from benchmarks.floor import ETCD_PREFIX, FRAME_BYTES, SET_BYTES, etcd_floor
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.proto import etcd_pb2 as pb
 from tests.interop.etcd import EtcdCluster
@@ -40,8 +40,8 @@ def test_the_floor_answers_the_load_generator_after_commits(three: EtcdCluster) 
     generator.command()
     client = EtcdClient(three.endpoints)
     with etcd_floor(three.endpoints) as (address, pid):
-        load = generator.measure(address, "statestore", pid=pid, op="set", clients=3, keys=10, seconds=0.5)
+        generator.measure(address, "statestore", pid=pid, op="set", clients=3, keys=10, seconds=3)
         totals = read_totals(client, ETCD_PREFIX)
     client.close()
-    assert load.per_s > 0
-    assert 0 < totals.commits <= totals.size
+    assert totals.commits > 0
+    assert totals.size >= totals.commits * (FRAME_BYTES + SET_BYTES), "each commit has a SET"
