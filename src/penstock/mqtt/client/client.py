@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import errors
@@ -143,10 +143,14 @@ class TokenAuthentication:
 
 logger = logging.getLogger("penstock.mqtt.client")
 
+T = TypeVar("T")
+
 Filters = str | Subscription | Sequence[str | Subscription]
 """Topic filters to subscribe to, as text or with subscription options of their own."""
 
 CORRELATION_PREFIX_BYTES: Final = 8
+UNSUBSCRIBE_S: Final = 2.0
+"""Longest wait for the answer to UNSUBSCRIBE at the end of a message stream, which may have been cancelled."""
 
 
 def subscriptions(filters: Filters, options: Subscription) -> list[Subscription]:
@@ -466,12 +470,12 @@ class MqttClient:
             UnavailableError: no response in time (``applied`` None), or no subscribers of ``topic`` (False).
             RefusedError: the server refused the request.
         """
-        response_topic = await self._subscribe_responses()
         given = properties.copy() if properties is not None else Properties()
         correlation, future = self._pending_requests.add()
-        given.response_topic, given.correlation_data = response_topic, correlation
+        given.correlation_data = correlation
         try:
             async with asyncio.timeout(timeout):
+                given.response_topic = await self._subscribe_responses()
                 code = await self.publish(topic, payload, qos=qos, properties=given)
                 if code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
                     raise UnavailableError(
@@ -484,7 +488,9 @@ class MqttClient:
         except TimeoutError:
             raise UnavailableError(
                 f"mqtt: no response to the request to {topic!r} within {timeout:g} s",
-                why="the subscribers did not respond, or not to the response topic",
+                why="the subscribers did not respond, or not to the response topic"
+                if self.connected
+                else "the client is not connected",
             ) from None
         finally:
             self._pending_requests.remove(correlation)
@@ -506,16 +512,22 @@ class MqttClient:
 
     async def _subscribe_responses(self) -> str:
         """Return the response topic once it is subscribed."""
-        task = self._response_subscription
-        if task is None or (task.done() and task.exception() is not None):
-            await self.wait_connected()
-            if self._response_topic is None:
-                self._response_topic = f"clients/{self.client_id}/response"
-            self.listen(self._response_topic, self._pending_requests.receive)
-            task = self._response_subscription = asyncio.create_task(self.subscribe(self._response_topic, qos=1))
-        await asyncio.shield(task)
-        assert self._response_topic is not None
-        return self._response_topic
+        await self.wait_connected()
+        topic = self._response_topic
+        if topic is None:
+            topic = self._response_topic = f"clients/{self.client_id}/response"
+        if self._response_subscription is None:
+            remove = self.listen(topic, self._pending_requests.receive)
+
+            def subscribed(task: asyncio.Task[list[int]]) -> None:
+                if task.cancelled() or task.exception() is not None:  # the next request tries again
+                    self._response_subscription = None
+                    remove()
+
+            self._response_subscription = asyncio.create_task(self.subscribe(topic, qos=1))
+            self._response_subscription.add_done_callback(subscribed)
+        await asyncio.shield(self._response_subscription)
+        return topic
 
     # Subscribe
 
@@ -577,7 +589,8 @@ class MqttClient:
 
         A message is acknowledged when the next one is requested, so a message that was not processed is delivered again
         after a crash if the session is persistent. Leaving the block acknowledges all waiting messages; to receive them
-        again, disconnect inside the block. At most ``receive_maximum`` QoS 1 and 2 messages of the client wait: slow
+        again, disconnect inside the block. Without a connection it does not wait for the unsubscription, which follows
+        the next connection. At most ``receive_maximum`` QoS 1 and 2 messages of the client wait: slow
         processing slows the server down, not other operations of this client.
 
         Raises: see :meth:`subscribe`.
@@ -598,10 +611,13 @@ class MqttClient:
                 if identifier is None or self._inbox.identifiers.release(s.topic_filter)
             ]
             try:
-                if not self._driver.stopping and last:
-                    await self.unsubscribe(last)
-            except PenstockError as e:
-                logger.debug("unsubscribing from %s failed: %s", last, e.what)
+                if last and self.connected:
+                    async with asyncio.timeout(UNSUBSCRIBE_S):
+                        await self.unsubscribe(last)
+                elif last and not self.closed:
+                    self._engine.unsubscribe(last, Properties(), None, self._driver.now())
+            except (PenstockError, TimeoutError) as e:
+                logger.debug("unsubscribing from %s failed: %s", last, e)
             finally:
                 close()
 
@@ -638,17 +654,35 @@ class MqttClient:
         """Acknowledge the last message of :meth:`messages` without requesting the next one."""
         self._inbox.unread.acknowledge_current()
 
-    def on_connected(self, hook: ConnectedHook) -> None:
-        """Call ``hook(session_present)`` after each successful CONNACK; an awaitable it returns becomes a task."""
-        self._driver.connected_hooks.append(hook)
+    def on_connected(self, hook: ConnectedHook) -> Callable[[], None]:
+        """Call ``hook(session_present)`` after each successful CONNACK; an awaitable it returns becomes a task.
 
-    def on_disconnected(self, hook: Callable[[PenstockError | None], None]) -> None:
-        """Call ``hook(error)`` after each end of a connection; None after :meth:`disconnect`."""
-        self._driver.disconnected_hooks.append(hook)
+        Returns a function that removes the hook.
+        """
+        return _add(self._driver.connected_hooks, hook)
+
+    def on_disconnected(self, hook: Callable[[PenstockError | None], None]) -> Callable[[], None]:
+        """Call ``hook(error)`` after each end of a connection; None after :meth:`disconnect`.
+
+        Returns a function that removes the hook.
+        """
+        return _add(self._driver.disconnected_hooks, hook)
 
     def _closed(self, error: PenstockError | None) -> None:
         self._inbox.close(error)
         self._pending_requests.fail(errors.abandoned(error, sent=True))
+
+
+def _add(hooks: list[T], hook: T) -> Callable[[], None]:
+    """Add a hook; return a function that removes it, and has no further effect when it is called again."""
+    hooks.append(hook)
+    added = [hook]
+
+    def remove() -> None:
+        while added:
+            hooks.remove(added.pop())
+
+    return remove
 
 
 def _bytes(value: bytes | str, argument: str = "payload") -> bytes:

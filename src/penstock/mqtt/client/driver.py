@@ -374,7 +374,7 @@ class Driver:
         self.set_reading(paused=self._paused)
 
     def _call_connected_hooks(self, packet: ConnAck) -> None:
-        for hook in self.connected_hooks:
+        for hook in list(self.connected_hooks):
             result = _call_hook(hook, packet.session_present)
             if inspect.isawaitable(result):
                 task = asyncio.create_task(_await(result))
@@ -382,7 +382,7 @@ class Driver:
                 task.add_done_callback(self._hook_done)
 
     def _call_disconnected_hooks(self, error: PenstockError | None) -> None:
-        for hook in self.disconnected_hooks:
+        for hook in list(self.disconnected_hooks):
             _call_hook(hook, error)
 
     def _hook_done(self, task: asyncio.Task[None]) -> None:

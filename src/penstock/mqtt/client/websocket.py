@@ -1,4 +1,4 @@
-"""MQTT over WebSocket: the handshake, then one binary frame per write [MQTT 5.0 section 6].
+"""MQTT over WebSocket: the handshake, then binary frames [MQTT 5.0 section 6].
 
 The framing is the sans-IO layer of the ``websockets`` library.
 """
@@ -23,6 +23,8 @@ from penstock.mqtt.url import BrokerUrl
 __all__ = ["WebSocketClientLink"]
 
 _SUBPROTOCOL: Final = Subprotocol("mqtt")  # [MQTT-6.0.0-3]
+FRAME_BYTES: Final = 64 * 1024
+"""Content of the largest frame that is sent, since servers limit the size of frames."""
 
 
 class WebSocketClientLink(ClientLink):
@@ -83,9 +85,10 @@ class WebSocketClientLink(ClientLink):
         super().connection_lost(exc)
 
     def write(self, data: bytes) -> None:
-        """Send ``data`` as a binary frame, unless the connection is being closed."""
+        """Send ``data`` in binary frames, unless the connection is being closed."""
         if self._protocol.state is State.OPEN:
-            self._protocol.send_binary(data)
+            for start in range(0, len(data), FRAME_BYTES):
+                self._protocol.send_binary(data[start : start + FRAME_BYTES])
             self._flush()
 
     def close(self) -> None:

@@ -35,6 +35,8 @@ FRAMES_PER_TURN: Final = 64
 """Frames of a connection after which the rest of a read waits for a later turn."""
 FRAME_WORK: Final = 4
 """Units of work for a frame, in later turns."""
+FRAME_BYTES: Final = 64 * 1024
+"""Content of the largest frame that is sent, since clients limit the size of frames, for example to a megabyte."""
 PIECE_BYTES: Final = 1024
 """Bytes that are decoded in one step: at most 170 frames, which are handled in the same turn."""
 FRAME_SLACK: Final = 64 * 1024
@@ -64,11 +66,12 @@ class WebSocketLink(ServerLink):
         super().connection_made(transport)
 
     def write(self, data: bytes) -> None:
-        """Send a frame."""
+        """Send frames."""
         if self._server.gated and not self._server.may_send():
             return
         try:
-            self._protocol.send_binary(data)
+            for start in range(0, len(data), FRAME_BYTES):
+                self._protocol.send_binary(data[start : start + FRAME_BYTES])
         except InvalidState:
             return  # closed meanwhile
         self._send()

@@ -285,6 +285,34 @@ async def test_operations_wait_while_the_server_is_unavailable() -> None:
     await server.close()
 
 
+async def test_a_request_and_the_end_of_a_subscription_do_not_wait_for_a_server_that_is_unavailable() -> None:
+    server = MqttServer()
+    host, port = await server.start("127.0.0.1", free_port())
+    got: list[str] = []
+    client = MqttClient(host, port, client_id="c", jitter=lambda: 0.0, on_message=lambda m: got.append(m.topic))
+    lost = asyncio.Event()
+    client.on_disconnected(lambda _: lost.set())
+    async with asyncio.timeout(DEADLINE_S), client:
+        with pytest.raises(RuntimeError, match="theirs"):
+            async with client.subscription("gone"):
+                await server.close()
+                await lost.wait()
+                raise RuntimeError("theirs")
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="within 0.01 s") as caught:
+                await client.request("a", timeout=0.01)
+            assert caught.value.why == "the client is not connected"
+        server = MqttServer()
+        await server.start(host, port)
+        assert await client.publish("gone") == 0x10, "not subscribed again"
+        async with client.subscription("a") as requests:
+            asked = asyncio.create_task(client.request("a", "?"))
+            await client.respond(await anext(requests), "!")
+            assert (await asked).payload == b"!"
+    assert got == []
+    await server.close()
+
+
 async def test_without_reconnect_everything_fails_at_once(broker: tuple[MqttServer, str, int]) -> None:
     server, _, _ = broker
     server.add_service(Log())

@@ -40,3 +40,19 @@ async def test_all_hooks_are_called_even_if_one_raises(caplog: pytest.LogCapture
     await server.close()
     assert told == [False, None]
     assert [record.message for record in caplog.records] == ["a hook of the client failed"] * 3
+
+
+async def test_a_hook_can_be_removed() -> None:
+    server = MqttServer()
+    _, port = await server.start("127.0.0.1", 0)
+    client = MqttClient("127.0.0.1", port)
+    told: list[object] = []
+    for hook in (told.append, told.append):  # twice: each call removes its own
+        remove = client.on_connected(hook), client.on_disconnected(hook)
+    for each in remove:
+        each()
+        each()
+    async with client:
+        assert told == [False]
+    await server.close()
+    assert told == [False, None]

@@ -11,6 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
+from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import (
@@ -25,6 +26,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 
@@ -130,6 +132,21 @@ async def test_a_page_of_the_server_itself(server: tuple[MqttServer, str]) -> No
     with pytest.raises(InvalidStatus) as caught:
         await connect(url + "/mqtt", subprotocols=MQTT, additional_headers={"Host": "other"})
     assert caught.value.response.status_code == 400
+
+
+async def test_many_packets_at_once_are_sent_in_several_frames(server: tuple[MqttServer, str]) -> None:
+    """Receivers limit the size of a frame: this broker to little more than a packet, others to a megabyte or less."""
+    broker, url = server
+    async with asyncio.timeout(DEADLINE_S), MqttClient(url + "/mqtt", reconnect=False) as client:
+        sent = await asyncio.gather(*(client.publish("a", bytes(LARGEST // 10)) for _ in range(30)))
+        assert sent == [ReasonCode.NO_MATCHING_SUBSCRIBERS] * 30
+        async with connect(url + "/mqtt", subprotocols=MQTT, max_size=LARGEST // 2) as websocket:
+            await websocket.send(encode(Connect("web")) + encode(Subscribe(1, [Subscription("a", 1)])))
+            await packets(websocket, 2)
+            await client.publish("a", bytes(LARGEST - 1000))
+            (received,) = await packets(websocket, 1)
+            assert isinstance(received, Publish)
+            assert len(received.payload) == LARGEST - 1000
 
 
 async def test_text_is_refused(server: tuple[MqttServer, str]) -> None:
