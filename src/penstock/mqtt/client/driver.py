@@ -25,7 +25,7 @@ from penstock.mqtt.url import BrokerUrl
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import after_reading
 
-__all__ = ["ConnectedHook", "Driver", "DriverSettings"]
+__all__ = ["ConnectedHook", "Driver", "DriverSettings", "call_hook"]
 
 logger = logging.getLogger("penstock.mqtt.client")
 
@@ -375,7 +375,7 @@ class Driver:
 
     def _call_connected_hooks(self, packet: ConnAck) -> None:
         for hook in list(self.connected_hooks):
-            result = _call_hook(hook, packet.session_present)
+            result = call_hook(hook, packet.session_present)
             if inspect.isawaitable(result):
                 task = asyncio.create_task(_await(result))
                 self._hook_tasks.add(task)
@@ -383,7 +383,7 @@ class Driver:
 
     def _call_disconnected_hooks(self, error: PenstockError | None) -> None:
         for hook in list(self.disconnected_hooks):
-            _call_hook(hook, error)
+            call_hook(hook, error)
 
     def _hook_done(self, task: asyncio.Task[None]) -> None:
         self._hook_tasks.discard(task)
@@ -445,7 +445,7 @@ class Driver:
                 future.set_exception(errors.abandoned(self.failure, sent=sent))
 
 
-def _call_hook(hook: Callable[[T], R], argument: T) -> R | None:
+def call_hook(hook: Callable[[T], R], argument: T) -> R | None:
     """Call a hook; log its exceptions, which must not end the connection."""
     try:
         return hook(argument)

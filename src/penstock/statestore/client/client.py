@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import EnhancedAuthentication, MqttClient
+from penstock.mqtt.client.driver import call_hook
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import blocking
 from penstock.statestore.binding import INVOKE, client_response_topic, notify_filter
 from penstock.statestore.client.observations import Entry, KeyChange, Observation, Observations
-from penstock.statestore.client.requests import RequestClock, RequestSender
+from penstock.statestore.client.requests import RequestClock, RequestSender, checked_timeout
 from penstock.statestore.client.writes import BatchWriter, Write, as_bytes, as_key
 from penstock.statestore.codec.commands import MAX_SCAN_KEYS, Condition
 from penstock.statestore.codec.resp3 import (
@@ -88,7 +89,7 @@ class StateStoreClient:
 
     Args:
         mqtt: the MQTT client.
-        timeout_s: default timeout of requests.
+        timeout_s: default timeout of requests, in seconds; more than 0.
         reconnect: whether the MQTT client reconnects after a lost connection.
         server_clock: derive timestamps from the store's clock, for machines whose own clock is wrong.
         high_priority: ask the broker to exempt the requests from backpressure (``$high_priority``).
@@ -124,6 +125,7 @@ class StateStoreClient:
         self._batches = BatchWriter(self._requests, lambda: mqtt.server.properties.maximum_packet_size)
         self._restoring: asyncio.Task[None] | None = None
         self._unlisten: list[Callable[[], None]] = []
+        """Functions that remove the listeners and hooks of this client from the MQTT client."""
         self._on_lost: list[Callable[[PenstockError], None]] = []
         self._on_restored: list[Callable[[bool], None]] = []
         self._open = False
@@ -202,8 +204,7 @@ class StateStoreClient:
         except BaseException:
             await self._close()
             raise
-        mqtt.on_connected(self._connected)
-        mqtt.on_disconnected(self._disconnected)
+        self._unlisten += [mqtt.on_connected(self._connected), mqtt.on_disconnected(self._disconnected)]
         self._open = self._observations.open = True
         return self
 
@@ -216,8 +217,8 @@ class StateStoreClient:
         self._open = self._observations.open = False
         if self._restoring is not None:
             self._restoring.cancel()
-        for remove in self._unlisten:
-            remove()
+        while self._unlisten:
+            self._unlisten.pop()()
         self._fail(None)
         if self._owns_mqtt:
             # The session is not used again.
@@ -235,7 +236,7 @@ class StateStoreClient:
 
     @timeout_s.setter
     def timeout_s(self, timeout_s: float) -> None:
-        self._requests.timeout_s = timeout_s
+        self._requests.timeout_s = checked_timeout(timeout_s)
 
     @property
     def client_id(self) -> str:
@@ -500,8 +501,8 @@ class StateStoreClient:
 
     async def _restore(self) -> None:
         whole = await self._observations.restore()
-        for restored in self._on_restored:
-            restored(whole)
+        for restored in list(self._on_restored):
+            call_hook(restored, whole)
 
     def _disconnected(self, error: PenstockError | None) -> None:
         """Handle the end of the connection; without a reconnect, fail all requests."""
@@ -510,8 +511,8 @@ class StateStoreClient:
         if not (self._reconnect and error.retriable):
             self._fail(error)
             return
-        for lost in self._on_lost:
-            lost(error)
+        for lost in list(self._on_lost):
+            call_hook(lost, error)
 
 
 class BlockingCommands:

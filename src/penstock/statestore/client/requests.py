@@ -13,6 +13,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Final
 
 from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
@@ -26,7 +27,7 @@ from penstock.statestore.codec.resp3 import decode_reply
 from penstock.statestore.errors import NoStateStoreError, as_text, refusal, status_refusal
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, parse
 
-__all__ = ["RequestClock", "RequestSender"]
+__all__ = ["RequestClock", "RequestSender", "checked_timeout"]
 
 _log = logging.getLogger("penstock.statestore")
 
@@ -40,6 +41,21 @@ _LOST_SESSION: Final = "the connection was lost, and the broker has no session i
 _READ_FIRST: Final = "read the key to see whether the request was executed, then repeat it"
 _WARN_AGAIN_MS: Final = 3_600_000
 """Interval of reports of a wrong clock, in ms."""
+
+
+_LONGEST_TIMEOUT_S: Final = 0xFFFFFFFF
+"""The largest Message Expiry Interval, which a request has for the same time."""
+
+
+def checked_timeout(timeout_s: float) -> float:
+    """Return ``timeout_s``. Raises LocalProtocolError if it is not a number of seconds that a request can wait."""
+    given: object = timeout_s
+    if not isinstance(given, Real) or isinstance(given, bool) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
+        raise LocalProtocolError(
+            f"state store: timeout_s is {timeout_s!r:.60}",
+            do="give a number of seconds above 0, or omit it for the default of the client",
+        )
+    return timeout_s
 
 
 class RequestClock:
@@ -112,7 +128,7 @@ class RequestSender:
     """Sends the requests of one client and receives their responses. ``extra``: user properties of each request."""
 
     def __init__(self, mqtt: MqttClient, clock: RequestClock, timeout_s: float, extra: Mapping[str, str]) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s = checked_timeout(timeout_s)
         self.clock = clock
         self._mqtt = mqtt
         self._extra = extra
@@ -143,7 +159,7 @@ class RequestSender:
         broker has lost the session; a second execution must be harmless.
 
         Raises:
-            LocalProtocolError: ``fencing_token`` is no version.
+            LocalProtocolError: ``fencing_token`` is no version, or ``timeout_s`` no time.
             StateStoreError: the store rejected the request.
             UnavailableError: no response in time, or the connection was lost during a write, and with it the session
                 in which the broker would recognize the repeated request (``applied`` None).
@@ -156,7 +172,7 @@ class RequestSender:
                 do="pass lease.token, or parse a text: penstock.statestore.hlc.parse(text)",
             )
         named = named or (args[0].decode(), args[1])
-        timeout_s = timeout_s or self.timeout_s
+        timeout_s = self.timeout_s if timeout_s is None else checked_timeout(timeout_s)
         self._requests += 1
         correlation = self._prefix + self._requests.to_bytes(8, "big")
         publish = request(

@@ -293,13 +293,11 @@ async def test_a_request_and_the_end_of_a_subscription_do_not_wait_for_a_server_
     lost = asyncio.Event()
     client.on_disconnected(lambda _: lost.set())
     async with asyncio.timeout(DEADLINE_S), client:
-        with pytest.raises(RuntimeError, match="theirs"):
-            async with client.subscription("gone"):
-                await server.close()
-                await lost.wait()
-                raise RuntimeError("theirs")
+        async with client.subscription("gone"):
+            await server.close()
+            await lost.wait()
         for _ in range(2):
-            with pytest.raises(UnavailableError, match="within 0.01 s") as caught:
+            with pytest.raises(UnavailableError, match=r"within 0\.01 s") as caught:
                 await client.request("a", timeout=0.01)
             assert caught.value.why == "the client is not connected"
         server = MqttServer()

@@ -136,7 +136,7 @@ async def test_a_page_of_the_server_itself(server: tuple[MqttServer, str]) -> No
 
 async def test_many_packets_at_once_are_sent_in_several_frames(server: tuple[MqttServer, str]) -> None:
     """Receivers limit the size of a frame: this broker to little more than a packet, others to a megabyte or less."""
-    broker, url = server
+    _, url = server
     async with asyncio.timeout(DEADLINE_S), MqttClient(url + "/mqtt", reconnect=False) as client:
         sent = await asyncio.gather(*(client.publish("a", bytes(LARGEST // 10)) for _ in range(30)))
         assert sent == [ReasonCode.NO_MATCHING_SUBSCRIBERS] * 30

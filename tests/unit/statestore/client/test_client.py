@@ -327,6 +327,35 @@ async def test_an_outage_and_possibly_missed_changes_are_reported(node: StoreNod
             assert observation.entry is None
 
 
+async def test_clients_of_one_connection_leave_nothing_behind(
+    node: StoreNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Programs create a store client for each message (Azure/iot-operations-sdks #1312)."""
+    told: asyncio.Queue[bool] = asyncio.Queue()
+
+    def fails(_: object) -> None:
+        raise ValueError
+
+    async with MqttClient(node.url, session_expiry_s=60) as mqtt:
+        client = StateStoreClient(mqtt)
+        for _ in range(2):  # one client may be opened again, and does not restore twice
+            async with client as store:
+                await store.set("k", "v")
+        assert (mqtt._driver.connected_hooks, mqtt._driver.disconnected_hooks) == ([], [])
+        for hook in (fails, told.put_nowait):
+            client.on_lost(fails)
+            client.on_restored(hook)
+        async with client, asyncio.timeout(60):
+            await node.close()
+            await node.start()
+            await told.get()
+            assert (await client.get("k") or (None,))[0] == b"v"
+        assert told.empty()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "a hook of the client failed"
+    ] * 3
+
+
 async def test_an_observation_survives_a_restart_and_reports_missed_changes(node: StoreNode) -> None:
     async with connect(node) as store:
         await store.set("kept", "old")

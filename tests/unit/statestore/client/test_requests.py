@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
-from penstock.errors import UnavailableError
+from penstock.errors import LocalProtocolError, UnavailableError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -107,6 +108,15 @@ async def test_a_broker_without_subscriber_has_a_store_if_one_ever_answered(
         await requests.call([b"GET", b"k"])
     assert type(raised.value) is UnavailableError
     assert "the broker has no subscriber" in (raised.value.why or "")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.inf, math.nan, 2**32, True, "5"])
+async def test_a_timeout_that_is_no_time_is_refused(mqtt: Mqtt, requests: RequestSender, timeout_s: float) -> None:
+    with pytest.raises(LocalProtocolError, match=f"timeout_s is {timeout_s!r}\n"):
+        await requests.call([b"GET", b"k"], timeout_s=timeout_s)
+    with pytest.raises(LocalProtocolError, match="timeout_s is"):
+        RequestSender(mqtt, requests.clock, timeout_s, {})  # type: ignore[arg-type] # a double, and misuse
+    assert mqtt.sent == []
 
 
 async def test_a_timeout_after_a_lost_session_names_it(requests: RequestSender) -> None:
