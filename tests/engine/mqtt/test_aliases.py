@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.model.limits import BrokerLimits
@@ -113,6 +114,20 @@ def test_a_message_too_large_to_send_sets_no_alias() -> None:
     first, second = peer.publishes()
     assert (first.topic, first.properties.topic_alias) == ("a", 1)
     assert (second.topic, second.properties.topic_alias) == ("", 1)
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
+def test_an_alias_does_not_make_a_message_too_large(room: int) -> None:
+    """The alias of "a" is longer than the topic, so with fewer bytes of room only the topic fits."""
+    bench = Bench()
+    maximum = len(encode(Publish("a", bytes(50), 1, packet_id=1))) + room
+    peer = bench.connect("s", topic_alias_maximum=5, maximum_packet_size=maximum)
+    peer.subscribe("a")
+    for n in (1, 2):
+        bench.connect("p").send(Publish("a", bytes(50), 1, packet_id=n))
+    seen = [(publish.topic, publish.properties.topic_alias) for publish in peer.publishes()]
+    assert seen == ([("a", 1), ("", 1)] if room == 3 else [("a", None)] * 2)
+    assert bench.broker.stats.dropped_too_large == 0
 
 
 def test_redelivered_messages_carry_their_topic_on_a_new_connection() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.codec.decoder import Decoder
+from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, Publish, PubRec, PubRel, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.client.events import Event, OperationDone
@@ -179,6 +180,19 @@ def test_topic_aliases() -> None:
     sender.reconnect(present=True)
     wire = [(p.topic, p.properties.topic_alias) for p in sender.sent() if isinstance(p, Publish)]
     assert wire == [("first/topic", 1), ("", 1), ("second/topic", None)], "aliases belong to the connection"
+
+
+@pytest.mark.parametrize("room", [0, 2, 3])
+def test_an_alias_does_not_make_a_message_too_large(room: int) -> None:
+    limits = Properties(
+        topic_alias_maximum=1, maximum_packet_size=len(encode(Publish("a", b"1", 1, packet_id=1))) + room
+    )
+    sender = Sender(limits, topic_aliases=5)
+    for token in range(2):
+        sender.publish(token, 1)
+    wire = [(p.topic, p.properties.topic_alias) for p in sender.sent() if isinstance(p, Publish)]
+    assert wire == ([("a", 1), ("", 1)] if room == 3 else [("a", None)] * 2)
+    assert sender.events == []
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,9 @@ class Outgoing:
                     properties=properties,
                 )
             )
+            largest = self._announced.maximum_packet_size
+            if largest is not None and len(data) > largest:
+                data, new = encode(publish), False  # an alias may be longer than the topic
         self._check_announced(publish, len(data))
         if new:
             self._aliases[publish.topic] = len(self._aliases) + 1

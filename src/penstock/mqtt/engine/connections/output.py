@@ -322,18 +322,27 @@ class PacketWriter(SessionConnection):
             properties = message.properties_for(identifiers, now)
         else:
             properties = message.properties_wire
-        if aliases is not None:
-            alias, known = aliases.find(topic)
-            if known:
-                topic = b"\x00\x00"
-            if alias:
-                properties = with_alias(properties, alias)
         size: i64 = len(payload)
-        remaining = size
+        fixed = size
+        if packet_id:
+            fixed += 2
+        remaining = fixed
         remaining += len(topic)
         remaining += len(properties)
-        if packet_id:
-            remaining += 2
+        if aliases is not None:
+            alias, known = aliases.find(topic)
+            if alias:
+                aliased = with_alias(properties, alias)
+                shown = b"\x00\x00" if known else topic
+                larger = fixed
+                larger += len(shown)
+                larger += len(aliased)
+                if larger > remaining and larger + head_size(larger) > self.maximum_out:
+                    alias = 0  # it may be longer than the topic
+                else:
+                    topic = shown
+                    properties = aliased
+                    remaining = larger
         if remaining + head_size(remaining) > self.maximum_out:
             return False
         out = self.out
