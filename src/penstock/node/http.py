@@ -280,9 +280,11 @@ def _administration(
             return _unauthorized(UNAUTHORIZED)  # browsers then prompt for name and password
         text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
         callback = parameters.get("callback", "")
+        kind = "json"
         if _CALLBACK.fullmatch(callback):
-            return Response(f"{callback}({text})", media_type="application/javascript")
-        return Response(text, media_type="application/json")
+            text, kind = f"{callback}({text})", "javascript"
+        # Half a surrogate pair cannot be encoded; the escape is that of JSON.
+        return Response(text.encode(errors="backslashreplace"), media_type=f"application/{kind}")
 
     return answer
 

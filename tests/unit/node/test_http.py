@@ -119,6 +119,20 @@ async def test_administration_takes_a_query_or_a_form(node: Node) -> None:
     assert json.loads(text)["data"] == [{"method": "m", "topicName": "x", "empty": ""}]
 
 
+async def test_a_reply_with_half_a_surrogate_pair_is_sent() -> None:
+    """Settings that an earlier version stored may have one."""
+    stored = json.loads('{"reason": "\\ud800 ü"}')
+
+    async def administer(_parameters: Mapping[str, str], _caller: Caller) -> Mapping[str, object]:
+        return stored
+
+    server = HttpServer(master_app(list, Metrics(), administer))
+    address = await server.start("http", LOOPBACK)
+    status, _, text = await ask(address, "/webapi.htm?method=m")
+    await server.close()
+    assert (status, json.loads(text)) == (200, stored)
+
+
 async def test_a_callback_wraps_the_reply_and_only_a_plain_name_does(node: Node) -> None:
     _, headers, text = await ask(node.address, "/webapi.htm?callback=cb_1")
     assert text.startswith('cb_1({"result":true')

@@ -17,7 +17,7 @@ from penstock.errors import RemoteProtocolError
 from penstock.tube.admin.request import UNAUTHORIZED, UNKNOWN, BadParameter, Caller, Params, format_time
 from penstock.tube.codec.message import INDEX_RECORD_BYTES, MSG_TIME, MSG_TYPE, filter_key, parse_attributes, split_data
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.codec.strings import OFFSET_HISTORY_TOPIC, partition_ids
+from penstock.tube.codec.strings import GROUP_RULE, OFFSET_HISTORY_TOPIC, partition_ids, valid_group
 from penstock.tube.engine.broker.group_offsets import Key
 from penstock.tube.engine.broker.offset_history import history_partition
 from penstock.tube.engine.broker.topics import (
@@ -348,6 +348,7 @@ def _history(admin: BrokerAdmin, params: Params) -> list[Answer]:
 def _set_current(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Set a group's offset in one partition to the record that contains ``manualOffset``."""
     key, store = admin.partition_of(params)
+    _check_group("groupName", key[0])
     wanted = params.number("manualOffset")
     if not store.min_offset <= wanted <= store.durable_end:
         raise BadParameter(f"manualOffset {wanted}: {store.min_offset} to {store.durable_end} are possible")
@@ -358,7 +359,7 @@ def _set_current(admin: BrokerAdmin, params: Params) -> list[Answer]:
 
 def _set_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Set groups to given offsets (``manualSet``, ``offsetJsonInfo``), within limits, or to the end of topics."""
-    groups = params.items("groupName") or [params.required("groupName")]
+    groups = _groups_to_set(params, "groupName")
     targets: list[tuple[str, int, int | None]] = []
     if params.flag("manualSet", default=False):
         targets = list(_manual(admin, params.required("offsetJsonInfo")))
@@ -372,6 +373,19 @@ def _set_offset(admin: BrokerAdmin, params: Params) -> list[Answer]:
             target = store.durable_end if wanted is None else max(store.min_offset, min(wanted, store.durable_end))
             rows.append(_move(admin, (group, name, partition), target - target % INDEX_RECORD_BYTES))
     return rows
+
+
+def _groups_to_set(params: Params, name: str) -> list[str]:
+    """Return the groups that get an offset. Raises BadParameter for a name with which no consumer can register."""
+    groups = params.items(name) or [params.required(name)]
+    for group in groups:
+        _check_group(name, group)
+    return groups
+
+
+def _check_group(name: str, group: str) -> None:
+    if not valid_group(group):
+        raise BadParameter(f"{name} {group!r:.100}: {GROUP_RULE}")
 
 
 def _manual(admin: BrokerAdmin, text: str) -> Iterator[tuple[str, int, int]]:
@@ -407,7 +421,7 @@ def _set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Set offsets to the first message appended at ``recordTime`` or later; the reference uses its offset history."""
     time_ms = params.time_ms("recordTime")
     rows = []
-    for group in params.items("groupName") or [params.required("groupName")]:
+    for group in _groups_to_set(params, "groupName"):
         # Without a topic, change the topics that the group has consumed, not all topics of the broker.
         known = {key[1] for key, _ in admin.engine.offsets.items() if key[0] == group}
         for name in params.items("topicName") or sorted(known):
@@ -421,7 +435,7 @@ def _set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
 def _clone_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Copy the offsets of ``sourceGroupName`` to the groups of ``targetGroupName``."""
     source = params.required("sourceGroupName")
-    targets = params.items("targetGroupName") or [params.required("targetGroupName")]
+    targets = _groups_to_set(params, "targetGroupName")
     topics = set(params.items("topicName"))
     positions = [
         (key, offset)

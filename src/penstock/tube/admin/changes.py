@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.tube.admin.request import BadParameter, Params, format_time
+from penstock.tube.admin.request import BadParameter, Params, format_time, parse_json
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.broker.flow_control import parse_rules
 from penstock.tube.engine.master.master import MIN_MESSAGE_BYTES, MasterEngine
@@ -165,6 +165,7 @@ def flow_text(params: Params, present: str) -> str:
         parse_rules(text)
     except ConfigError as error:
         raise BadParameter(f"flowCtrlInfo: {error.what}") from None
+    parse_json(text, "flowCtrlInfo")
     return text
 
 
@@ -255,11 +256,7 @@ def batch(run: MakeChange, *names: str) -> MakeChange:
 
 
 def _objects(params: Params, names: tuple[str, ...]) -> Iterable[Mapping[str, str]]:
-    text = params.required(*names)
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        raise BadParameter(f"{names[0]} is not JSON") from None
+    found = parse_json(params.required(*names), names[0])
     if not isinstance(found, list) or not found or not all(isinstance(entry, dict) for entry in found):
         raise BadParameter(f"{names[0]}: an array of objects is expected")
     if len(found) > MAX_OBJECTS:

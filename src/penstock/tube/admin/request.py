@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hmac
+import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import IntEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["UNAUTHORIZED", "UNKNOWN", "BadParameter", "Caller", "Params", "Role", "as_number", "format_time"]
+__all__ = ["UNAUTHORIZED", "UNKNOWN", "BadParameter", "Caller", "Params", "Role", "as_number", "format_time",
+           "parse_json"]  # fmt: skip
 
 # --- the sender ---
 
@@ -90,6 +92,8 @@ OF_EVERY_CHANGE = frozenset(
 )
 """Parameters that every change may have: the method, and author and time of the change."""
 _TIME = "%Y%m%d%H%M%S"
+_TIME_DIGITS = re.compile(r"\d{14}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 _USER = re.compile(r"\S.{0,62}\S", re.ASCII)
 
 
@@ -199,6 +203,8 @@ class Params:
         """Return a time, written as ``yyyyMMddHHmmss`` in UTC, in ms since 1970."""
         text = self.required(*names)
         try:
+            if not _TIME_DIGITS.fullmatch(text):  # strptime() reads 202601011230 as 12:03:00
+                raise ValueError
             return int(datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp() * 1000)
         except ValueError:
             raise BadParameter(f"{names[0]} {text!r}: a time as yyyyMMddHHmmss is expected") from None
@@ -206,10 +212,22 @@ class Params:
 
 def as_number(text: str, name: str) -> int:
     """Return the number in ``text``. Raises BadParameter with the name of the parameter, ``name``."""
+    if not _NUMBER.fullmatch(text):
+        raise BadParameter(f"{name} {text!r:.100} is not a number")
+    return int(text)
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Return the JSON value in ``text``, the parameter ``name``.
+
+    Raises BadParameter, also for values that cannot be sent in a response: NaN, infinity, and half a surrogate pair.
+    """
     try:
-        return int(text)
-    except ValueError:
-        raise BadParameter(f"{name} {text!r} is not a number") from None
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise BadParameter(f"{name} is not JSON") from None
+    return found
 
 
 def format_time(time_ms: int) -> str:

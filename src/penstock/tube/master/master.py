@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,6 +95,8 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         self._stalls: StallWatch | None = None
         self._timer_at = 0
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._changing = asyncio.Lock()
+        """Held while an administration request changes settings."""
 
     async def start(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
@@ -182,8 +185,10 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         Raises:
             StorageError: it could not be made durable.
         """
-        topic = self.engine.cluster.topics[name]
-        await self._persist([topic.with_change(lambda deployment: deployment._replace(delete_policy=delete_policy))])
+        async with self._changing:
+            topic = self.engine.cluster.topics[name]
+            changed = topic.with_change(lambda deployment: deployment._replace(delete_policy=delete_policy))
+            await self._persist([changed])
 
     async def wait_topic(self, name: str, timeout_s: float) -> None:
         """Wait until a broker serves ``name`` to producers; UnavailableError after ``timeout_s``."""
@@ -221,14 +226,16 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         It waits until online penstock brokers serve new topics (at most a second): a Java client that connects earlier
         gets a topic with its next heartbeat, 13 s later.
         """
-        outcome = admin.handle(self.engine, params, self._admin_token, self._clock(), caller)
-        if isinstance(outcome, dict):
-            return outcome
-        try:
-            authors = admin.authors(self.engine, outcome.settings, params, wall_clock_ms())
-        except admin.BadParameter as error:
-            return admin.failure(str(error))
-        await self._persist([*outcome.settings, *authors])
+        # A change contains the settings that it does not change, so the previous one must have been applied.
+        async with self._changing if admin.is_protected(params.get("method", "")) else contextlib.nullcontext():
+            outcome = admin.handle(self.engine, params, self._admin_token, self._clock(), caller)
+            if isinstance(outcome, dict):
+                return outcome
+            try:
+                authors = admin.authors(self.engine, outcome.settings, params, wall_clock_ms())
+            except admin.BadParameter as error:
+                return admin.failure(str(error))
+            await self._persist([*outcome.settings, *authors])
         topics = [
             setting.name for setting in outcome.settings if isinstance(setting, TopicSetting) and not setting.status
         ]

@@ -87,6 +87,9 @@ def test_controls_and_resources() -> None:
         ('[{"topicName": "good"}, {"topicName": "aa", "numPartitions": "many"}]', "'many' is not a number, in {"),
         (json.dumps([{"topicName": f"t{n}"} for n in range(1001)]), "1001 objects"),
         ("[" * 100_000, "is not JSON"),
+        ('[{"topicName": "good"}, {"topicName": "aa", "createUser": "\\ud800"}]', "is not JSON"),
+        ('[{"topicName": "good"}, {"topicName": "aa", "numPartitions": NaN}]', "is not JSON"),
+        ('[{"topicName": "good"}, {"topicName": "aa", "numPartitions": 1e999}]', "is not JSON"),
     ],
 )  # fmt: skip
 def test_a_batch_that_cannot_be_read_changes_nothing(text: str, why: str) -> None:

@@ -136,9 +136,25 @@ def test_a_group_is_put_at_a_time() -> None:
     time = format_time(NOW + 10_000)
     rows = admin.ask("admin_set_offset_by_time", groupName="group", recordTime=time, **USER)
     assert rows[0]["newOffset"] == 28
-    assert "yyyyMMddHHmmss" in admin.refused(
-        "admin_set_offset_by_time", groupName="group", recordTime="yesterday", **USER
-    )
+    for invalid in ("yesterday", time[:12], time[:13], f"{time}0", "\N{FULLWIDTH DIGIT TWO}" + time[1:]):
+        assert "yyyyMMddHHmmss" in admin.refused(
+            "admin_set_offset_by_time", groupName="group", recordTime=invalid, **USER
+        )
+
+
+@pytest.mark.parametrize("group", ["a b", "1st", "x", "größe", "g" * 1025, "a\0b", "two,x y", ","])
+def test_an_invalid_group_gets_no_offset(group: str) -> None:
+    admin = consuming()
+    place = {"topicName": "demo", "partitionId": "0", **USER}
+    where = {"topicName": "demo", "groupName": group, **USER}
+    for said in (
+        admin.refused("admin_manual_set_current_offset", groupName=group, manualOffset="0", **place),
+        admin.refused("admin_set_offset", manualSet="false", **where),
+        admin.refused("admin_set_offset_by_time", recordTime=format_time(NOW), **where),
+        admin.refused("admin_clone_offset", sourceGroupName="group", targetGroupName=group, **USER),
+    ):
+        assert "a letter, then letters" in said
+    assert [key[0] for key, _ in admin.talk.offsets.items()] == ["group"]
 
 
 def test_positions_are_copied_and_removed() -> None:
@@ -175,16 +191,26 @@ def test_a_change_needs_a_user(method: str) -> None:
         ("nothing", {}, "Unsupported method"),
         ("admin_query_group_offset", {"topicName": "demo", "groupName": "g"}, "partitionId is required"),
         ("admin_query_group_offset", {"topicName": "demo", "groupName": "g", "partitionId": "x"}, "not a number"),
+        ("admin_query_group_offset", {"topicName": "demo", "groupName": "g", "partitionId": "1_0"}, "not a number"),
+        (
+            "admin_query_group_offset",
+            {"topicName": "demo", "groupName": "g", "partitionId": "\N{FULLWIDTH DIGIT THREE}"},
+            "not a number",
+        ),
         ("admin_query_group_offset", {"topicName": "demo", "groupName": "g", "partitionId": "3"}, "no partition 3"),
         ("admin_query_group_offset", {"topicName": "no", "groupName": "g", "partitionId": "0"}, "not on this broker"),
         ("admin_query_offset", {"groupName": ",".join(map(str, range(101)))}, "at most 100"),
         ("admin_snapshot_message", {"topicName": "demo", "msgCount": "501"}, "1 to 500"),
         ("admin_get_booked_groupname", {"divide": "yes"}, "true or false"),
-        ("admin_set_offset", {"groupName": "g", "manualSet": "true", "offsetJsonInfo": "[]x", **USER}, "object"),
-        ("admin_set_offset", {"groupName": "g", "manualSet": "true", "offsetJsonInfo": '{"1:a": 1}', **USER}, "number"),
+        ("admin_set_offset", {"groupName": "gg", "manualSet": "true", "offsetJsonInfo": "[]x", **USER}, "object"),
         (
             "admin_set_offset",
-            {"groupName": "g", "manualSet": "true", "offsetJsonInfo": '{"1:demo:x": 1}', **USER},
+            {"groupName": "gg", "manualSet": "true", "offsetJsonInfo": '{"1:a": 1}', **USER},
+            "number",
+        ),
+        (
+            "admin_set_offset",
+            {"groupName": "gg", "manualSet": "true", "offsetJsonInfo": '{"1:demo:x": 1}', **USER},
             "no partition x",
         ),
     ],

@@ -67,6 +67,10 @@ def test_flow_rules_of_groups_and_of_all() -> None:
     (row,) = query(engine, "admin_query_group_flow_control_rule")["data"]
     assert (row["statusId"], row["flowCtrlInfo"]) == (0, [])
     assert row["dataVersionId"] > first, "members learn that the rules are gone"
+    for unsendable in ('"\\ud800"', "NaN", "1e999"):
+        rules = f'[{{"type": 0, "rule": [], "note": {unsendable}}}]'
+        said = query(engine, "admin_set_def_flow_control_rule", confModAuthToken="secret", cur="me", flowCtrlInfo=rules)
+        assert said["errMsg"] == "flowCtrlInfo is not JSON"
     change(engine, "admin_set_def_flow_control_rule", flowCtrlInfo=RULES)
     assert query(engine, "admin_query_def_flow_control_rule")["data"][0]["flowCtrlInfo"] == json.loads(RULES)
     change(engine, "admin_rmv_def_flow_control_rule", modifyUser="me")

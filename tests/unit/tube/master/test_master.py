@@ -70,6 +70,32 @@ async def test_a_topic_is_created_once_by_those_who_ask_at_the_same_time(tmp_pat
     await master.close()
 
 
+async def test_changes_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path, admin_token="token")
+    await master.start("127.0.0.1", 0)
+    await master.create_topic("demo")
+    change = {"confModAuthToken": "token", "modifyUser": "me"}
+    limits = {"method": "admin_update_group_resctrl_info", "groupName": "lake", **change}
+    access = {"method": "admin_update_group_csmctrl_info", "groupName": "lake", "topicName": "demo", **change}
+    asked = [
+        {**limits, "alwdBrokerClientRate": "3"},
+        {**limits, "qryPriorityId": "202"},
+        {**access, "filterEnable": "true"},
+        {**access, "filterConds": "aa,bb"},
+        {"method": "admin_update_cluster_default_setting", "maxMsgSizeInMB": "2", **change},
+        {"method": "admin_update_cluster_default_setting", "numPartitions": "7", **change},
+    ]
+    outcomes = await asyncio.gather(*map(master.webapi, asked), master.change_retention("demo", "delete,5h"))
+    assert [row["success"] for outcome in outcomes[:-1] for row in outcome["data"]] == [True] * 6
+    controls = master.engine.controls
+    assert (controls.groups["lake"].rate, controls.groups["lake"].query_priority) == (3, 202)
+    rule = controls.consume["lake", "demo"]
+    assert (rule.filter_enabled, rule.filters) == (True, ("aa", "bb"))
+    assert (controls.cluster.max_message_bytes, controls.cluster.topic_defaults.partitions) == (2 << 20, 7)
+    assert master.engine.cluster.topics["demo"].delete_policy == "delete,5h"
+    await master.close()
+
+
 async def test_topic_without_a_broker_is_created_but_not_ready(tmp_path: Path) -> None:
     async with tube(tmp_path, brokers=0) as running:
         assert running.master is not None
