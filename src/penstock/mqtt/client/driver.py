@@ -137,14 +137,15 @@ class Driver:
                 link.abort()
         await self._stop()
         for task in list(self._hook_tasks):
-            task.cancel()
+            if task is not asyncio.current_task():
+                task.cancel()
 
     def check_open(self) -> None:
         """Raise if operations cannot be completed any more."""
         if self._task is None:
             raise LocalProtocolError("mqtt: the client is not connected", do="await client.connect() first")
         if self.stopping or self._task.done():
-            raise self.failure or UnavailableError("mqtt: the client was disconnected", applied=False)
+            raise self.failure or _disconnected()
 
     async def wait_connected(self) -> None:
         """Wait until the client is connected, or raise why it will not connect again."""
@@ -437,8 +438,10 @@ class Driver:
         self._online.set()  # wakes waiting operations, which then raise
         self._drained.set()
         self.on_closed(None if self.stopping else self.failure)
-        if self._first is not None and not self._first.done():
-            self._first.cancel()
+        first = self._first
+        if first is not None and not first.done():
+            first.set_exception(self.failure or _disconnected())
+            first.exception()  # retrieved: the call of start() may have been cancelled
         for token, sent in self.engine.abandon():
             future = cast("asyncio.Future[OperationDone]", token)
             if not future.done():
@@ -452,6 +455,10 @@ def call_hook(hook: Callable[[T], R], argument: T) -> R | None:
     except Exception:
         logger.exception("a hook of the client failed")
         return None
+
+
+def _disconnected() -> UnavailableError:
+    return UnavailableError("mqtt: the client was disconnected", applied=False)
 
 
 async def _await(result: Awaitable[None]) -> None:

@@ -205,6 +205,24 @@ async def test_a_server_that_does_not_answer() -> None:
             await ended.wait()
 
 
+async def test_a_connect_that_another_task_ends_is_not_cancelled() -> None:
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(silent, "127.0.0.1", 0) as listener:
+        client = MqttClient("127.0.0.1", listener.sockets[0].getsockname()[1])
+        connecting = asyncio.create_task(client.connect())
+        await asked.wait()
+        await client.disconnect()
+        with pytest.raises(UnavailableError, match="the client was disconnected"):
+            await connecting
+
+
 async def test_publishes_without_puback_are_sent_again_after_a_reconnect(broker: tuple[MqttServer, str, int]) -> None:
     server, _, _ = broker
     log = Log()

@@ -56,3 +56,21 @@ async def test_a_hook_can_be_removed() -> None:
         assert told == [False]
     await server.close()
     assert told == [False, None]
+
+
+async def test_a_hook_that_disconnects_is_not_cancelled() -> None:
+    server = MqttServer()
+    _, port = await server.start("127.0.0.1", 0)
+    client = MqttClient("127.0.0.1", port)
+    done = asyncio.Event()
+
+    async def disconnect(_present: bool) -> None:
+        await client.disconnect()
+        await asyncio.sleep(0)
+        done.set()
+
+    client.on_connected(disconnect)
+    await client.connect()
+    async with asyncio.timeout(60):
+        await done.wait()
+    await server.close()
