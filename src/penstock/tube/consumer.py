@@ -340,23 +340,34 @@ class Consumer:
     async def close(self) -> None:
         """Leave the group: release the partitions, end the session at the master.
 
-        With ``auto_confirm`` delivered messages are confirmed first, unless the ``async with`` block failed.
+        With ``auto_confirm`` delivered messages are confirmed first, unless the ``async with`` block failed. If this
+        call is cancelled, the consumer ends at once: its partitions are assigned to others when its sessions expire.
         """
         if self._closed:
             return
-        if self._auto_confirm and self._heart is not None:
-            with contextlib.suppress(PenstockError):  # then it is delivered again
-                await self.confirm()
-        self._closed = True
-        await self._fetcher.committed()
-        await self._session.stop()
-        if self._heart is not None:
-            self._heart.cancel()
-            await asyncio.gather(self._heart, return_exceptions=True)
-            await self._fetcher.release_all()
-            await self._session.close()
-        await self._connections.leave(self._fetcher)
-        self._batches.put_nowait(None)
+        try:
+            if self._auto_confirm and self._heart is not None:
+                with contextlib.suppress(PenstockError):  # then it is delivered again
+                    await self.confirm()
+            self._closed = True
+            await self._fetcher.committed()
+            await self._session.stop()
+            if self._heart is not None:
+                self._heart.cancel()
+                await asyncio.gather(self._heart, return_exceptions=True)
+                await self._fetcher.release_all()
+                await self._session.close()
+            await self._connections.leave(self._fetcher)
+        except BaseException:
+            self._closed = True
+            if self._heart is not None:
+                self._heart.cancel()
+            self._session.abandon()
+            self._fetcher.abandon()
+            self._connections.release_all(self._fetcher)
+            raise
+        finally:
+            self._batches.put_nowait(None)
 
     # --- batches ---
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import LocalProtocolError, PenstockError
+from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
 from penstock.runtime.io.clock import monotonic_ms
 from penstock.tube.client.arguments import (
     Address,
@@ -169,7 +169,11 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except BaseException:  # cancelled: nobody closes it later
+            self._abandon()
+            raise
 
     @property
     def retried(self) -> int:
@@ -352,8 +356,8 @@ class Producer:
     async def close(self) -> None:
         """Accept no more records, wait for those in flight (at most their delivery timeout), leave the master.
 
-        Pending calls of :meth:`queue` or :meth:`send_all` raise LocalProtocolError. If this call is cancelled, the
-        producer continues as before.
+        Pending calls of :meth:`queue` or :meth:`send_all` raise LocalProtocolError. If this call is cancelled while it
+        waits for records, the producer continues as before; at the end of an ``async with`` block it ends at once.
         """
         if self._closing:
             return
@@ -369,10 +373,29 @@ class Producer:
             raise
         if self._sender is None:
             return
-        await self._session.stop()
-        await self._sender.close()
-        await self._session.close()
-        await self._connections.leave(self._sender)
+        try:
+            await self._session.stop()
+            await self._sender.close()
+            await self._session.close()
+            await self._connections.leave(self._sender)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Stop at once, without leaving the master; fail the records without an outcome."""
+        self._closing = True
+        if self._sender is None:
+            return
+        self._session.abandon()
+        self._sender.abandon()
+        for message in self._outstanding():
+            unsent = message.attempts == 0
+            self._finish(message, UnavailableError("tube: the producer was closed", applied=False if unsent else None))
+            if not message.future.cancelled():
+                message.future.exception()  # retrieved: its caller may be cancelled, too
+        self._pending.clear()
+        self._connections.release_all(self._sender)
 
     # --- the master ---
 

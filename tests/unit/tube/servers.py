@@ -174,6 +174,11 @@ async def scripted(answer: Answer) -> AsyncIterator[tuple[int, list[asyncio.Tran
         await server.wait_closed()
 
 
+def names_of_tasks(*prefixes: str) -> set[str]:
+    """Names of the running tasks that begin with one of ``prefixes``."""
+    return {name for task in asyncio.all_tasks() if (name := task.get_name()).startswith(prefixes)}
+
+
 async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Return when ``condition()`` holds; fails after ``timeout_s``."""
     async with asyncio.timeout(timeout_s):

@@ -18,7 +18,7 @@ from penstock.tube.engine.broker.fetch_handler import FetchHandler
 from penstock.tube.engine.broker_engine import BrokerEngine
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from tests.unit.tube.servers import Tube, tube, until
+from tests.unit.tube.servers import Tube, names_of_tasks, tube, until
 
 
 async def fill(
@@ -438,3 +438,39 @@ async def test_a_broker_that_does_not_answer_does_not_make_the_consumer_flood_th
                 assert beats[3] - beats[0] > 2 * 0.2
                 silent.undo()
                 await until(lambda: len(consumer.assignment) == 3)
+
+
+async def test_a_close_that_is_cancelled_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A consumer that continued its heartbeats would hold its partitions, and not read them."""
+    async with asyncio.timeout(60), tube(tmp_path, "demo") as running:
+        await fill(running, numbered(0, 30))
+        for turns in range(1, 40, 4):
+            consumer = Consumer(running.masters, f"lake-{turns}", ["demo"], heartbeat_s=0.05)
+            await consumer.start()
+            await take(consumer, 1)
+            closing = asyncio.create_task(consumer.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            await until(lambda: not names_of_tasks("tube-consumer", "tube-read", "tube-commit"))
+            assert not await consumer.fetch(), "closed"
+            await consumer.close()
+
+
+async def test_a_consumer_that_is_closed_while_it_releases_a_partition_stops_reading_it(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), tube(tmp_path, "demo") as running:
+        await fill(running, numbered(0, 30))
+        consumer = Consumer(running.masters, "lake", ["demo"])
+        await consumer.start()
+        await take(consumer, 1)
+        assert consumer._current is not None
+        partition = consumer._current.consumer.partition
+        # The master's order waits until the batch is processed; closing ends the wait.
+        releasing = asyncio.create_task(consumer._fetcher.release(partition, wait_s=60))
+        await asyncio.sleep(0)
+        releasing.cancel()
+        await asyncio.wait([releasing])
+        await consumer.close()
+        await until(lambda: not names_of_tasks("tube-read"))
+        assert len(running.brokers[1].engine.registrations) == 0

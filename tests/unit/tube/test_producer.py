@@ -14,9 +14,9 @@ from penstock.tube import reader
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2, master_pb2
-from penstock.tube.producer import Producer
+from penstock.tube.producer import Producer, SendResult
 from penstock.tube.record import Record
-from tests.unit.tube.servers import Tube, announced, scripted, tube, until
+from tests.unit.tube.servers import Tube, announced, names_of_tasks, scripted, tube, until
 
 
 async def stored(running: Tube, topic: str) -> list[tuple[int, list[bytes]]]:
@@ -178,6 +178,33 @@ async def test_a_close_that_is_cancelled_changes_nothing(tmp_path: Path) -> None
             await closing
         await running.start_broker(1)
         assert {(await sending).broker_id, (await producer.send("demo", b"b")).broker_id} == {1}
+
+
+async def test_a_block_that_is_cancelled_at_its_end_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), tube(tmp_path, "demo") as running:
+        for turns in (*range(0, 30, 3), -1):
+            leaving = asyncio.Event()
+            sending: list[asyncio.Task[SendResult]] = []
+
+            async def work(stops: bool, leaving: asyncio.Event, sending: list[asyncio.Task[SendResult]]) -> None:
+                async with Producer(running.masters) as producer:
+                    await producer.send("demo", b"x")
+                    if stops:
+                        await running.stop_broker(1)
+                    sending.append(asyncio.create_task(producer.send("demo", b"y")))
+                    await asyncio.sleep(0)
+                    leaving.set()
+
+            working = asyncio.create_task(work(turns < 0, leaving, sending))
+            await leaving.wait()
+            for _ in range(abs(turns)):
+                await asyncio.sleep(0)
+            working.cancel()
+            await asyncio.wait([working, *sending])
+            await until(lambda: not names_of_tasks("tube-producer", "tube-sender"))
+            failure = sending[0].exception()
+            assert failure is None or (isinstance(failure, UnavailableError) and "was closed" in failure.what)
+        assert failure is not None, "the last one had no broker"
 
 
 async def test_an_unknown_topic_does_not_affect_other_sends(tmp_path: Path) -> None:

@@ -266,13 +266,17 @@ class ConnectionPool:
                     del self._connections[connection.address]
                 connection.finish()
 
-    async def leave(self, user: object) -> None:
-        """Release all connections that ``user`` holds, and wait until those without users are closed."""
+    def release_all(self, user: object) -> list[ClientConnection]:
+        """Release all connections that ``user`` holds; return those without users, which are being closed."""
         held = [connection for connection, users in self._users.items() if user in users]
         unused = [connection for connection in held if self._users[connection] == {user}]
         for connection in held:
             self.release(connection, user=user)
-        await asyncio.gather(*(connection.close() for connection in unused))
+        return unused
+
+    async def leave(self, user: object) -> None:
+        """Release all connections that ``user`` holds, and wait until those without users are closed."""
+        await asyncio.gather(*(connection.close() for connection in self.release_all(user)))
 
     async def close(self) -> None:
         """Close all connections."""

@@ -306,7 +306,15 @@ class Fetcher:
         if entry is None:
             self._member.held.discard(partition)
             return
-        consumer, task = entry
+        try:
+            await self._release(partition, *entry, wait_s=wait_s)
+        except BaseException:  # cancelled: the consumer is being closed, and releases it again
+            self._consumers[partition] = entry
+            raise
+
+    async def _release(
+        self, partition: Partition, consumer: PartitionConsumer, task: asyncio.Task[None], *, wait_s: float
+    ) -> None:
         in_hand = [*self._batches_of(partition)]
         if wait_s and any(batch.next for batch in in_hand):
             with contextlib.suppress(TimeoutError):
@@ -329,6 +337,15 @@ class Fetcher:
         for task in list(self._heartbeating.values()):
             task.cancel()
         await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._consumers)))
+
+    def abandon(self) -> None:
+        """Stop at once; the brokers let the registrations expire, and deliver unconfirmed messages again."""
+        reading = [task for _, task in self._consumers.values()]
+        for task in (*reading, *self._heartbeating.values(), *self._committing.values()):
+            task.cancel()
+        for partition in list(self._consumers):
+            self._revoke(partition)
+        self._consumers.clear()
 
     async def commit(self, confirmation: Confirmation) -> None:
         """Store the offset of a confirmation. Apache's brokers store it at the end of a batch only.

@@ -68,6 +68,12 @@ class MasterClient:
             await self._connection.close()
             self._connection = None
 
+    def abandon(self) -> None:
+        """Close the connection at once."""
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+
     async def _connected(self) -> ClientConnection:
         async with self._lock:
             if self._connection is None or self._connection.closed:
@@ -130,10 +136,18 @@ class ProducerSession:
 
     async def stop(self) -> None:
         """Stop heartbeats and publishing."""
+        await asyncio.gather(*self._cancel(), return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Stop at once, without closing the session, which expires."""
+        self._cancel()
+        self._master.abandon()
+
+    def _cancel(self) -> list[asyncio.Task[None]]:
         tasks = [*([] if self._heart is None else [self._heart]), *self._publishing.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
 
     async def close(self) -> None:
         """Close the session; if the master does not receive this, the session expires."""
@@ -294,6 +308,12 @@ class MemberSession:
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.gather(self._heart, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Stop at once, without closing the session, which expires."""
+        if self._heart is not None:
+            self._heart.cancel()
+        self._master.abandon()
 
     async def close(self) -> None:
         """Close the session; if the master does not receive this, the session expires."""

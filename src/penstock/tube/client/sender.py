@@ -261,16 +261,20 @@ class Sender:
 
     async def close(self) -> None:
         """Stop; requests in flight are abandoned."""
+        await asyncio.gather(*self.abandon(), return_exceptions=True)
+
+    def abandon(self) -> list[asyncio.Task[None]]:
+        """Stop at once; return the tasks that end in the next turns."""
         self._closing = True
         tasks = [self._sweeper, *self._connecting.values(), *([] if self._rerouting is None else [self._rerouting])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         for timer in self._timers:
             timer.cancel()
         for state in self._states.values():
             if state.timer is not None:
                 state.timer.cancel()
+        return tasks
 
     # --- a partition ---
 
