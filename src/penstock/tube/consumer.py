@@ -64,8 +64,8 @@ class Consumer:
     ``filters``: message types, for all topics or by topic. ``start``: earliest or latest, for a group without a stored
     offset. ``start_offsets``: index offsets to start at instead, by partition key (``brokerId:topic:partition``); or a
     function of the partition. It is called whenever reading begins, also after a lost connection, as soon as the
-    application has processed all delivered messages of the partition. At most one batch per partition (about a
-    megabyte) is in memory.
+    application has processed all delivered messages of the partition; if it fails, the iterator raises its error. At
+    most one batch per partition (about a megabyte) is in memory.
 
     ``balance``: with ``server`` the master assigns the partitions; with ``client`` each member reads its share by
     ``source_count`` and ``node_id``, or the partitions passed to :meth:`assign`. ``bound``: the members start together,
@@ -468,4 +468,18 @@ def _start_offset(
                 f"tube: start_offsets for {strange[0]!r}", option="start_offsets", do="write brokerId:topic:partition"
             )
         return lambda partition: offsets.get(partition.key)
-    return given
+    choose = given
+
+    def chosen(partition: Partition) -> int | None:
+        try:
+            offset = choose(partition)
+        except Exception as error:
+            raise LocalProtocolError(
+                f"tube: start_offsets failed for {partition.key}",
+                why=repr(error),
+                do="return the offset of the partition, or None for that of the group",
+            ) from error
+        check_offsets("start_offsets", [] if offset is None else [offset])
+        return offset
+
+    return chosen

@@ -474,3 +474,23 @@ async def test_a_consumer_that_is_closed_while_it_releases_a_partition_stops_rea
         await consumer.close()
         await until(lambda: not names_of_tasks("tube-read"))
         assert len(running.brokers[1].engine.registrations) == 0
+
+
+@pytest.mark.parametrize(
+    ("offsets", "what"),
+    [
+        ({}.__getitem__, "start_offsets failed for 1:demo:0"),
+        (lambda _: 5, "start_offsets: 5 is not an index offset"),
+        (lambda _: "28", "start_offsets: '28' is not an index offset"),
+    ],
+)
+async def test_a_failing_function_of_start_offsets_is_an_error_of_the_iterator(
+    tmp_path: Path, offsets: Any, what: str
+) -> None:
+    async with (
+        asyncio.timeout(60),
+        tube(tmp_path, "demo", partitions=1) as running,
+        Consumer(running.masters, "lake", ["demo"], start_offsets=offsets) as consumer,
+    ):
+        with pytest.raises((LocalProtocolError, ConfigError), match=what):
+            await consumer.fetch()

@@ -216,7 +216,8 @@ class FetchSettings:
     """Maximum time until an order of the master is reported as executed, so that heartbeats continue."""
     start_offset: Callable[[Partition], int | None]
     own_offsets: bool
-    """Use ``start_offset`` also after a lost connection, instead of the broker's stored offset."""
+    """Use ``start_offset`` for each registration, also after a lost connection, instead of the broker's stored
+    offset."""
 
 
 class Fetcher:
@@ -274,7 +275,7 @@ class Fetcher:
                     long_poll_ms=settings.long_poll_ms,
                     want_offsets=settings.want_offsets,
                     explicit=not settings.auto_confirm,
-                    offset=settings.start_offset(partition),
+                    offset=None if settings.own_offsets else settings.start_offset(partition),
                 )
                 self._registered[partition] = asyncio.Event()
                 task = asyncio.create_task(self._read(consumer), name=f"tube-read-{partition.key}")
