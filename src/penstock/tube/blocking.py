@@ -110,6 +110,8 @@ class _BlockingClient(Generic[C]):
 
     def start(self) -> None:
         """Register at the master; raises the errors of the asyncio client's ``start``."""
+        if self._running is not None:
+            raise LocalProtocolError(f"tube: the {self._name} is running already")
         client = self._make()
         thread = LoopThread(f"tube-{self._name}")
         try:

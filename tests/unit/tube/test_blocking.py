@@ -23,6 +23,8 @@ def produce_and_consume(masters: str) -> None:
         assert len(sender.send_all("demo", [b"%03d" % n for n in range(1, 200)], partition=0)) == 199
         assert sender.queue("demo", b"200", partition=0).result().partition == 0
         sender.flush()
+        with pytest.raises(LocalProtocolError, match="the producer is running already"):
+            sender.start()
         sender.publish("demo")
         sender.unpublish("demo")
         assert [partition.id for partition in sender.partitions("demo")] == [0, 1, 2]
