@@ -171,7 +171,7 @@ class Producer:
     ) -> None:
         try:
             await self.close()
-        except BaseException:  # cancelled: nobody closes it later
+        except BaseException:  # cancelled: there is no later call of close()
             self._abandon()
             raise
 
