@@ -121,7 +121,7 @@ async def test_administration_takes_a_query_or_a_form(node: Node) -> None:
 
 async def test_a_reply_with_half_a_surrogate_pair_is_sent() -> None:
     """Settings that an earlier version stored may have one."""
-    stored = json.loads('{"reason": "\\ud800 ü"}')
+    stored: Mapping[str, object] = json.loads('{"reason": "\\ud800 ü"}')
 
     async def administer(_parameters: Mapping[str, str], _caller: Caller) -> Mapping[str, object]:
         return stored

@@ -50,7 +50,7 @@ _LONGEST_TIMEOUT_S: Final = 0xFFFFFFFF
 def checked_timeout(timeout_s: float) -> float:
     """Return ``timeout_s``. Raises LocalProtocolError if it is not a number of seconds that a request can wait."""
     given: object = timeout_s
-    if not isinstance(given, Real) or isinstance(given, bool) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
+    if isinstance(given, bool) or not isinstance(given, Real) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise LocalProtocolError(
             f"state store: timeout_s is {timeout_s!r:.60}",
             do="give a number of seconds above 0, or omit it for the default of the client",
