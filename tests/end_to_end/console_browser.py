@@ -50,6 +50,7 @@ STATUS = {
     "progress": {
         "sinks": {
             "bottles": {"batch": 41, "batches": 42, "read": 12_400, "out": 12_380, "dead": 20, "rows_per_s": 310.5,
+                        "written_per_s": 124.2, "restarts": 1,
                         "batch_s": 0.41, "lag_records": 155, "lag_s": 0.9,
                         "expectations": {"checked.pressure": {"rows": 12_400, "violations": 3}}},
             "alarms": {"batch": 12, "batches": 13, "read": 12_400, "out": 37, "rows_per_s": 280.0, "lag_records": 2_300,

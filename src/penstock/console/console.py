@@ -202,7 +202,7 @@ class Console:
         def errors(*names: str) -> tuple[int, float]:
             return count(*names), sum(rate(name) for name in names)
 
-        pipelines = None if self.pipelines is None else await self.pipelines.hop()
+        pipelines = () if self.pipelines is None else await self.pipelines.hops()
         hops = [
             Hop("publishers", "MQTT publishers", "messages", rate("mqtt_in"), count("mqtt_in"), *errors(*_MQTT_ERRORS),
                 to=("subscribers", "rules", "statestore")),
@@ -213,14 +213,14 @@ class Console:
             Hop("statestore", "State store", "requests", rate("statestore_requests"), count("statestore_requests"),
                 *errors("statestore_refused"), lag_records=count("statestore_waiting")),
             Hop("log", "TubeMQ log", "records", rate("log_in"), count("log_in"), *errors("tube_refused"),
-                to=("groups",) if pipelines is None else ("groups", "pipelines")),
+                to=("groups", "pipelines") if pipelines else ("groups",)),
         ]  # fmt: skip
         lag, age_s, exact = (0, 0.0, True) if self.tube is None else await self.tube.total_lag()
         hops.append(
             Hop("groups", "Consumer groups", "records", rate("log_out"), count("log_out"),
                 lag_records=lag, lag_s=age_s, lag_exact=exact)
         )  # fmt: skip
-        return tuple(hops if pipelines is None else [*hops, pipelines])
+        return (*hops, *pipelines)
 
     # Sampling
 

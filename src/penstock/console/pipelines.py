@@ -15,7 +15,16 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from penstock.console.pages import Page, PageQuery, Pages
-from penstock.console.run_status import MAX_TEXT, expectations_of, field_of, graph_of, sinks_of
+from penstock.console.run_status import (
+    MAX_TEXT,
+    TableTotals,
+    expectations_of,
+    field_of,
+    graph_of,
+    sink_names,
+    sinks_of,
+    tables_of,
+)
 from penstock.console.snapshots import Hop, PipelineDetail, PipelineSnapshot
 from penstock.statestore.engine.record import Record
 from penstock.statestore.hlc import Hlc
@@ -40,7 +49,7 @@ class PipelineViews:
         self._pages = pages
         self._managed = managed
         self._listed: dict[str, _ListedLetters] = {}
-        self._reports: dict[str, tuple[Hlc, PipelineSnapshot]] = {}
+        self._reports: dict[str, tuple[Hlc, _Report]] = {}
         """The reports of runs with the versions of their records: an overview parses only those that changed."""
 
     async def pipelines(self, query: PageQuery) -> Page[PipelineSnapshot]:
@@ -62,14 +71,20 @@ class PipelineViews:
         )
         return page if complete else Page(page.rows, page.next, page.total, page.matched, complete=False)
 
-    async def hop(self) -> Hop | None:
-        """Return all pipelines as a hop of the data; None without one.
+    async def hops(self) -> tuple[Hop, ...]:
+        """Return all pipelines as a hop of the data, and their tables as another; empty without a pipeline.
 
-        Its errors are dead letters that are not known to be closed, and pipelines that failed or were lost.
+        Errors of the pipelines are dead letters that are not known to be closed, and pipelines that failed or were
+        lost; errors of the tables are those of :class:`TableTotals`.
         """
         found, _ = await self._all()
+        if not found:
+            return ()
+        reports = [(each, self._reports[each.pipeline][1]) for each in found if each.pipeline in self._reports]
+        tables = [(each.state == "running", report.tables) for each, report in reports if report.tables is not None]
+        running = [totals for runs, totals in tables if runs]
         lags = [each for each in found if each.lag_records is not None]
-        return Hop(
+        pipelines = Hop(
             "pipelines", "Pipelines", "records",
             rate=sum(each.rows_per_s for each in found),
             total=sum(each.read for each in found),
@@ -77,7 +92,22 @@ class PipelineViews:
             + sum(each.state in ("failed", "lost") for each in found),
             lag_records=sum(each.lag_records or 0 for each in lags) if lags else None,
             lag_s=max((each.lag_s or 0.0 for each in lags), default=None),
-        ) if found else None  # fmt: skip
+            to=(
+                *(("tables",) if tables else ()),
+                *(("statestore",) if any(report.writes_keys for _, report in reports) else ()),
+            ),
+        )  # fmt: skip
+        if not tables:
+            return (pipelines,)
+        behind = [totals for totals in running if totals.lag_records is not None]
+        return pipelines, Hop(
+            "tables", "Tables", "rows",
+            rate=sum(totals.written_per_s for totals in running),
+            total=sum(totals.written for _, totals in tables),
+            errors=sum(totals.errors for _, totals in tables),
+            lag_records=sum(totals.lag_records or 0 for totals in behind) if behind else None,
+            lag_s=max((totals.lag_s or 0.0 for totals in behind), default=None),
+        )  # fmt: skip
 
     async def _all(self) -> tuple[list[PipelineSnapshot], bool]:
         """Return the pipelines, and False if there are more."""
@@ -91,7 +121,7 @@ class PipelineViews:
                 name = record.key.decode(errors="replace").removeprefix(PREFIX).removesuffix(STATUS)
                 if (report := self._report(name, record)) is not None:
                     reports[name] = record.version, report
-                    found[name] = self._pipeline(name, record, report)
+                    found[name] = self._pipeline(name, record, report.pipeline)
             if after is None or len(found) >= MAX_PIPELINES or time.monotonic() > ends_s:
                 break
             await self._pages.pause()
@@ -123,7 +153,7 @@ class PipelineViews:
             report = None if record is None else self._report(name, record)
             if record is not None and report is not None:
                 self._reports[name] = record.version, report
-                self._open_letters(name, report)
+                self._open_letters(name, report.pipeline)
 
     def _open_letters(self, name: str, report: PipelineSnapshot) -> int | None:
         listed = self._listed.get(name)
@@ -133,13 +163,16 @@ class PipelineViews:
             self._listed[name] = listed = listed.after(report.run, report.dead)
         return listed.open_now
 
-    def _report(self, name: str, record: Record) -> PipelineSnapshot | None:
-        """Return the pipeline as its run reports it in ``record``; None if this is not a status."""
+    def _report(self, name: str, record: Record) -> _Report | None:
+        """Return what the run of a pipeline reports in ``record``; None if this is not a status."""
         version, report = self._reports.get(name, (None, None))
         if version == record.version:
             return report
         status = _status(record)
-        return None if status is None else _snapshot(name, status)
+        if status is None:
+            return None
+        writes_keys = bool(sink_names(status, lambda kind: kind == "statestore"))
+        return _Report(_snapshot(name, status), tables_of(status), writes_keys)
 
     def _pipeline(self, name: str, record: Record | None, report: PipelineSnapshot) -> PipelineSnapshot:
         """Return ``report`` with what this node knows: the lease, the age of the status, and letters."""
@@ -154,6 +187,14 @@ class PipelineViews:
             open_letters=self._open_letters(name, report),
         )
         return found if holds else replace(found, rows_per_s=0.0, lag_records=None, lag_s=None, spark_ui=None)
+
+
+class _Report(NamedTuple):
+    """The status of a run: the pipeline as if the run held its lease, its tables, and whether it writes keys."""
+
+    pipeline: PipelineSnapshot
+    tables: TableTotals | None
+    writes_keys: bool
 
 
 class _ListedLetters(NamedTuple):

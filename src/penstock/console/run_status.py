@@ -6,13 +6,23 @@ nothing here trusts its types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.console.snapshots import PipelineExpectation, PipelineNode, PipelineSink
 
-__all__ = ["MAX_MEASURED", "MAX_TEXT", "expectations_of", "field_of", "graph_of", "sinks_of"]
+__all__ = [
+    "MAX_MEASURED",
+    "MAX_TEXT",
+    "TableTotals",
+    "expectations_of",
+    "field_of",
+    "graph_of",
+    "sink_names",
+    "sinks_of",
+    "tables_of",
+]
 
 MAX_TEXT: Final = 10_000
 MAX_PARTS: Final = 1000
@@ -26,6 +36,42 @@ T = TypeVar("T")
 def sinks_of(status: Mapping[str, Any]) -> tuple[PipelineSink, ...]:
     """Return the sinks of a run."""
     return tuple(_sink(name, found) for name, found in _sinks(status))
+
+
+class TableTotals(NamedTuple):
+    """Sums over the tables that a run writes; ``lag_*``: of the table that is farthest behind, None if unknown.
+
+    ``errors``: restarts of the tables' queries after an error, and tables that fail at present.
+    """
+
+    written: int
+    written_per_s: float
+    errors: int
+    lag_records: int | None
+    lag_s: float | None
+
+
+def tables_of(status: Mapping[str, Any]) -> TableTotals | None:
+    """Return the sums over the tables of a run; None if it has none, or is of a version that does not report a graph."""
+    names = sink_names(status, lambda kind: kind.endswith(" table"))
+    sinks = [sink for sink in sinks_of(status) if sink.sink in names]
+    return TableTotals(
+        written=sum(sink.out for sink in sinks),
+        written_per_s=sum(sink.written_per_s for sink in sinks),
+        errors=sum(sink.restarts + (sink.failing_s > 0) for sink in sinks),
+        lag_records=_largest(sink.lag_records for sink in sinks),
+        lag_s=_largest(sink.lag_s for sink in sinks),
+    ) if names else None  # fmt: skip
+
+
+def sink_names(status: Mapping[str, Any], wanted: Callable[[str], bool]) -> set[str]:
+    """Return the names of the sinks in the graph of a run whose kind is ``wanted``."""
+    nodes = (node for node in field_of(status, "graph", list)[:MAX_PARTS] if isinstance(node, dict))
+    return {
+        field_of(node, "name", str)[:MAX_TEXT]
+        for node in nodes
+        if node.get("role") == "sink" and wanted(field_of(node, "kind", str))
+    }
 
 
 def graph_of(status: Mapping[str, Any]) -> tuple[PipelineNode, ...]:
@@ -164,6 +210,7 @@ def _sink(name: str, found: Mapping[str, Any]) -> PipelineSink:
         restarts=count("restarts") or 0,
         failing_s=number("failing_s") or 0.0,
         rows_per_s=number("rows_per_s") or 0.0,
+        written_per_s=number("written_per_s") or 0.0,
         batch_s=number("batch_s"),
         lag_records=count("lag_records"),
         lag_s=number("lag_s"),

@@ -548,7 +548,9 @@ class PipelineSink:
     """A sink of a pipeline. ``behind_s``: of the watermark behind the clock; ``state_*``: for dedupes and windows.
 
     ``dead``: records that a step or the sink could not process; ``letters``: dead letters that the sink's query wrote.
-    ``failing_s``: since the first failure after the last finished batch, 0 without one.
+    ``failing_s``: since the first failure after the last finished batch, 0 without one. ``rows_per_s``: records read
+    per second of batch time; ``written_per_s``: rows, messages or requests written per second; 0 in runs of versions
+    that do not report it.
     """
 
     sink: str
@@ -565,6 +567,7 @@ class PipelineSink:
     restarts: int
     failing_s: float
     rows_per_s: float
+    written_per_s: float
     batch_s: float | None
     lag_records: int | None
     lag_s: float | None

@@ -53,7 +53,8 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
         asked.append((broker, pipeline))
         if len(asked) == 2:
             raise UnavailableError("nobody answers")
-        sink = {"rows_per_s": 2.5, "lag_records": 7, "lag_s": 130.0, "batch_s": 0.4, "behind_s": 61.0, "state_rows": 5}
+        sink = {"rows_per_s": 2.5, "written_per_s": 1.5, "lag_records": 7, "lag_s": 130.0, "batch_s": 0.4,
+                "behind_s": 61.0, "state_rows": 5}  # fmt: skip
         record = lease.RunRecord("abc", "edge-7", 42, "2024-05-01T00:00:00Z", progress={"sinks": {"rows": sink}})
         return lease.LeaseHolder("abc", 5_000, record)
 
@@ -82,6 +83,7 @@ def test_status(run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatc
             "expectations": {},
             "join": {},
             "rows_per_s": 2.5,
+            "written_per_s": 1.5,
             "lag_records": 7,
             "lag_s": 130.0,
             "batch_s": 0.4,

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.console import pipelines
 from penstock.console.pages import PageQuery
-from penstock.console.run_status import MAX_MEASURED, graph_of
+from penstock.console.run_status import MAX_MEASURED, TableTotals, graph_of, tables_of
 from penstock.console.snapshots import PipelineSink
 from penstock.node.node import Node
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
@@ -30,7 +30,7 @@ from tests.unit.pipelines.files import parse
 from tests.unit.pipelines.spec.test_mermaid import GRAPH
 
 TABLE = SinkProgress(
-    batches=7, read=900, out=880, dead=15, letters=15, filtered=5, batch=6, rows_per_s=120.5, batch_s=0.4,
+    batches=7, read=900, out=880, dead=15, letters=15, filtered=5, batch=6, rows_per_s=120.5, written_per_s=42.5, batch_s=0.4,
     lag_records=30, lag_s=2.5, state_rows=10, state_bytes=4096, state_disk_bytes=512, behind_s=12.0, failing_s=3.5,
 )  # fmt: skip
 ALARMS = SinkProgress(
@@ -82,18 +82,50 @@ async def test_pipelines_show_what_their_runs_report(tmp_path: Path) -> None:
         assert (await Api(ready, "").send("/pipelines"))[0] == 401
 
 
-async def test_pipelines_are_a_hop_of_the_overview(tmp_path: Path) -> None:
+async def test_pipelines_and_their_tables_are_hops_of_the_overview(tmp_path: Path) -> None:
+    nodes = [
+        node_of("table", "sink", "delta table", "parsed"),
+        node_of("late", "sink", "parquet table", "hours"),  # its query reports nothing
+        node_of("alarms", "sink", "statestore", "hours"),
+    ]
     async with running(config(tmp_path)) as ready, StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
         api = Api(ready, "")  # sums without names need no role
-        assert "pipelines" not in {hop["id"] for hop in (await api.get("/overview"))["hops"]}
+
+        async def hops() -> dict[str, Any]:
+            return {hop["id"]: hop for hop in (await api.get("/overview"))["hops"]}
+
+        assert not {"pipelines", "tables"} & set(await hops())
+        await store.set(run_key("keys"), record("r0", graph=nodes[2:]).encode())
+        before = await hops()
+        assert (before["pipelines"]["to"], "tables" in before) == (["statestore"], False)
         for name in ("water", "oil"):
-            await store.set(run_key(name), record("r1").encode())
+            await store.set(run_key(name), record("r1", graph=nodes).encode())
+        await store.set(run_key("earlier"), record("r1").encode())  # a version without a graph
         await store.set(lease_key("water"), "r1", ttl_ms=600_000)
-        hops = {hop["id"]: hop for hop in (await api.get("/overview"))["hops"]}
-    found = hops["pipelines"]
-    assert "pipelines" in hops["log"]["to"]
-    assert (found["rate"], found["total"], found["lag_records"], found["lag_s"]) == (140.5, 3600, 200, 9.0)
-    assert found["errors"] == 2 * 16 + 1  # dead letters, and a lost run
+        after = await hops()
+    found = after["pipelines"]
+    assert "pipelines" in after["log"]["to"]
+    assert found["to"] == ["tables", "statestore"]
+    assert (found["rate"], found["total"], found["lag_records"], found["lag_s"]) == (140.5, 7200, 200, 9.0)
+    assert found["errors"] == 4 * 16 + 3  # dead letters, and lost runs
+    tables = after["tables"]
+    assert (tables["unit"], tables["total"], tables["errors"]) == ("rows", 2 * 880, 2)  # both fail
+    # The rate and the lag are those of the run that holds its lease, without the sink that writes keys.
+    assert (tables["rate"], tables["lag_records"], tables["lag_s"]) == (42.5, 30, 2.5)
+
+
+def test_errors_of_tables_are_restarts_and_failures() -> None:
+    nodes = [node_of(name, "sink", "parquet table") for name in ("first", "second")]
+    sinks = {
+        "first": asdict(SinkProgress(out=5, restarts=3, lag_records=7, lag_s=1.0)),
+        "second": asdict(SinkProgress(out=6, failing_s=2.0, lag_records=4, lag_s=9.0, written_per_s=1.5)),
+        "keys": asdict(SinkProgress(out=100, restarts=50, lag_records=1000)),
+    }
+    status = {"graph": [*nodes, node_of("keys", "sink", "statestore")], "progress": {"sinks": sinks}}
+    assert tables_of(status) == TableTotals(written=11, written_per_s=1.5, errors=4, lag_records=7, lag_s=9.0)
+    assert tables_of({**status, "graph": []}) is None
+    assert tables_of({**status, "progress": 5}) == TableTotals(0, 0.0, 0, None, None)
+    assert tables_of({"graph": [5, {"role": "sink", "kind": ["a table"]}, {"role": ["sink"]}]}) is None
 
 
 @asynccontextmanager
@@ -171,8 +203,7 @@ async def test_a_run_that_cannot_be_encoded_does_not_hold_a_lease(tmp_path: Path
     async with pipeline_views(tmp_path) as (views, store):
         await store.set(run_key("water"), b'{"run": "\\ud800", "state": "running"}')
         await store.set(lease_key("water"), "r1", ttl_ms=600_000)
-        hop = await views.hop()
-    assert hop is not None
+        (hop,) = await views.hops()
     assert hop.errors == 1  # it is lost
 
 

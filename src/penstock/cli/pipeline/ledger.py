@@ -49,7 +49,8 @@ _STORE_TIMEOUT_S = 2.0
 """Timeout in seconds of the request to the state store for the lease. It is short, because the ledger is local."""
 _REQUESTS = 16
 """Maximum number of requests at a time."""
-_NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "behind_s", "state_rows", "state_bytes", "state_disk_bytes")
+_NOW = ("rows_per_s", "written_per_s", "lag_records", "lag_s", "batch_s", "behind_s", "state_rows", "state_bytes",
+        "state_disk_bytes")  # fmt: skip
 _SUMS = ("batches", "read", "exploded", "out", "dead", "filtered", "duplicates", "late")
 
 

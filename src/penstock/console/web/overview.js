@@ -4,7 +4,7 @@ import { age, bytes, clock, counted, Failure, html, lag, link, number, oldest, r
 import { Facts, Plain } from "./table.js";
 import { EventTable } from "./views.js";
 
-const PAGES = { publishers: "clients", subscribers: "clients", log: "topics", groups: "groups", statestore: "keys", pipelines: "pipelines" };
+const PAGES = { publishers: "clients", subscribers: "clients", log: "topics", groups: "groups", statestore: "keys", pipelines: "pipelines", tables: "pipelines" };
 const SERIES = [
   ["mqtt_in", "MQTT in", "--chart-1"],
   ["mqtt_out", "MQTT out", "--chart-2"],

@@ -61,6 +61,7 @@ function Pipeline({ name }) {
       { title: "Sink", cell: (row) => html`${row.sink}${row.failing_s > 0 && html` <span class="bad">failing for ${age(row.failing_s)}</span>`}` }, { title: "Batch", right: true, cell: (row) => number(row.batch) },
       { title: "Records/s", right: true, cell: (row) => rate(row.rows_per_s) }, { title: "Lag", right: true, cell: (row) => html`<span class=${row.lag_records ? "warn" : ""}>${lag(row)}</span>` },
       { title: "Behind", right: true, cell: oldest }, { title: "Read", right: true, cell: (row) => number(row.read) }, { title: "Written", right: true, cell: (row) => number(row.out) },
+      { title: "Written/s", right: true, cell: (row) => rate(pipeline.state === "running" ? row.written_per_s : 0) },
       { title: "Dead", right: true, cell: (row) => html`<span class=${row.dead && unclosed(pipeline) ? "bad" : ""}>${number(row.dead)}</span>` }, { title: "Filtered", right: true, cell: (row) => number(row.filtered) },
       { title: "Duplicates", right: true, cell: (row) => number(row.duplicates) }, { title: "Late", right: true, cell: (row) => number(row.late) },
       ...(sinks.some((row) => row.exploded) ? [{ title: "Exploded", right: true, cell: (row) => number(row.exploded) }] : []),

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 RATE_S: Final = 10.0
-"""Seconds after its end for which a batch is included in the rate."""
+"""Seconds after its end for which a batch is included in the rates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,7 @@ class SinkProgress(QueryCounts):
     restarts: int = 0
     failing_s: float = 0.0
     rows_per_s: float = 0.0
+    written_per_s: float = 0.0
     batch_s: float | None = None
     lag_records: int | None = None
     lag_s: float | None = None
@@ -94,6 +95,7 @@ MEANINGS: Final = {
     "failing_seconds": "Time since the first failure after the last completed batch; 0 without a failure.",
     "batch": "Number of the last completed batch.",
     "rows_per_second": f"Records read per second of batch time, over the batches of the last {RATE_S:g} s.",
+    "written_per_second": f"Rows, messages or requests written per second, over the last {RATE_S:g} s.",
     "batch_seconds": "Duration of the last batch.",
     "lag_records": "Records in the sources that the sink has not finished.",
     "lag_seconds": "Age of the oldest of these records since the source received it.",
@@ -128,18 +130,19 @@ def metric_values(sink: SinkProgress) -> dict[str, int | float]:
     """
     values = {each.name: getattr(sink, each.name) for each in fields(sink) if each.name not in _LABELLED}
     named = {name.removesuffix("_s") + "_seconds" if _is_seconds(name) else name: v for name, v in values.items()}
-    return {name.replace("rows_per_s", "rows_per_second"): v for name, v in named.items() if v is not None}
+    return {name.replace("_per_s", "_per_second"): v for name, v in named.items() if v is not None}
 
 
 def _is_seconds(name: str) -> bool:
-    return name.endswith("_s") and name != "rows_per_s"
+    return name.endswith("_s") and not name.endswith("_per_s")
 
 
 class _Sample(NamedTuple):
-    """One finished batch: its end, the records that it read, and its duration in seconds."""
+    """One finished batch: its end, the records that it read, the rows that it wrote, and its duration in seconds."""
 
     ended: float
     read: int
+    out: int
     took_s: float
 
 
@@ -153,6 +156,8 @@ class Progress:
         self._last: dict[str, LedgerEntry] = {}
         self._deadbands: dict[str, StateSize] = {}
         self._samples: dict[str, deque[_Sample]] = {sink: deque() for sink in sinks}
+        self._counted_until: dict[str, float] = {}
+        """End of the newest batch before those in the samples, by sink."""
         self.latest: Mapping[str, SinkProgress] = {sink: SinkProgress() for sink in sinks}
         """The newest snapshot; replaced atomically, so that other threads may read it."""
 
@@ -161,6 +166,7 @@ class Progress:
         self._counts = {sink: self._counts.get(sink, QueryCounts()) for sink in sinks}
         self._restarts = {sink: self._restarts.get(sink, 0) for sink in sinks}
         self._samples = {sink: self._samples.get(sink, deque()) for sink in sinks}
+        self._counted_until = {sink: ended for sink, ended in self._counted_until.items() if sink in sinks}
         self._last = {sink: entry for sink, entry in self._last.items() if sink in sinks}
         self._failing = {}
         self.latest = {sink: self.latest.get(sink, SinkProgress()) for sink in sinks}
@@ -172,7 +178,7 @@ class Progress:
         self._counts[entry.sink] = self._counts[entry.sink].plus(entry)
         self._last[entry.sink] = entry
         self._failing.pop(entry.sink, None)
-        self._samples[entry.sink].append(_Sample(now, entry.read, took_s))
+        self._samples[entry.sink].append(_Sample(now, entry.read, entry.out, took_s))
 
     def restarted(self, sink: str, failing_since: float) -> None:
         """Count a restart of the query of ``sink``, which has failed since ``failing_since``."""
@@ -224,6 +230,7 @@ class Progress:
             failing_s=round(now - self._failing[sink], 3) if sink in self._failing else 0.0,
             batch=None if entry is None else entry.batch,
             rows_per_s=round(self._rate(sink, now, runs=began is not None), 1),
+            written_per_s=round(self._written_rate(sink), 1),
             lag_records=None if lag is None else lag.records,
             lag_s=_seconds(lag),
             waiting_records=None if waits is None else waits.records,
@@ -240,8 +247,18 @@ class Progress:
         """Return the rate of the last batches; while a batch runs, at least that of the one before it."""
         samples = self._samples[sink]
         while len(samples) > runs and samples[0].ended < now - RATE_S:
-            samples.popleft()
+            self._counted_until[sink] = samples.popleft().ended
         return sum(each.read for each in samples) / max(sum(each.took_s for each in samples), 0.001)
+
+    def _written_rate(self, sink: str) -> float:
+        """Return the increase of ``out`` per second over the samples, and the time between batches."""
+        samples = self._samples[sink]
+        if not samples:
+            return 0.0
+        first = samples[0]
+        # A batch after a long pause is not divided by the pause.
+        began = max(first.ended - max(first.took_s, RATE_S), self._counted_until.get(sink, float("-inf")))
+        return sum(each.out for each in samples) / max(samples[-1].ended - began, 0.001)
 
 
 def _seconds(lag: Lag | None) -> float | None:

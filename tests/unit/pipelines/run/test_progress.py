@@ -63,6 +63,26 @@ def test_the_rate_of_a_batch_does_not_depend_on_the_interval_of_reports() -> Non
     assert take(progress, 30.1).rows_per_s == take(progress, 39.9).rows_per_s == 16_269.4
 
 
+def test_the_rate_of_rows_written_includes_the_time_between_batches() -> None:
+    progress = Progress(["rows"])
+    assert take(progress, 1.0).written_per_s == 0.0
+    for batch in range(4):  # one second of work every five seconds
+        progress.finished(entry(batch, 400, out=100), 100.0 + 5 * batch, 1.0)
+        last = take(progress, 100.0 + 5 * batch)
+    assert (last.written_per_s, last.rows_per_s) == (20.0, 400.0)
+    # A batch of one minute counts until the next one has ended.
+    progress.finished(entry(4, 1200, out=1200), 175.0, 60.0)
+    assert take(progress, 230.0, running_batch={"rows": 175.0}).written_per_s == 20.0
+    assert take(progress, 230.0).written_per_s == 0.0
+    # The pause is not part of the rate.
+    progress.finished(entry(5, 100, out=100), 9_000.0, 1.0)
+    assert take(progress, 9_001.0).written_per_s == 10.0
+    assert metric_values(progress.latest["rows"])["written_per_second"] == 10.0
+    progress.replace_sinks(["other"])
+    progress.replace_sinks(["rows"])
+    assert take(progress, 9_002.0).written_per_s == 0.0
+
+
 def test_lag_is_split_by_hop() -> None:
     progress = Progress(["rows"])
     lags = {"rows": Lag(50, 12.0)}
