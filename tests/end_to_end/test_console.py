@@ -72,7 +72,7 @@ async def test_every_page_in_every_look(node: Node, look: str) -> None:
         await expect(pipelines).to_contain_text("2\u202f300 waiting, 8 s behind")
         await expect(pipelines).to_contain_text("→ Tables, State store")
         tables = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="Tables"))
-        for text in ("124 rows/s", "155 waiting, 900 ms behind", "1 error"):
+        for text in ("124 rows/s", "155 waiting, 900 ms behind", "3 errors"):
             await expect(tables).to_contain_text(text)
         await expect(page.locator(".chart canvas")).to_be_visible()
         await browser.look(f"{look}-overview")

@@ -135,6 +135,15 @@ async def test_letters_are_corrected_redriven_and_discarded(
         await browser.look(f"{look}-dead-letters")
         if look != "light":
             await expect(letters.first.locator("dl")).to_contain_text("Part3")
+            # A preview is that of its selection: it is gone when another one is shown.
+            await page.route(
+                "**/redrive?*", lambda each: each.fulfill(json={"dry_run": True, "letters": 2, "notes": []})
+            )
+            await page.get_by_role("button", name="Redrive…").first.click()
+            await expect(page.get_by_text("2 letters would be sent")).to_be_visible()
+            await page.get_by_role("region", name="Reasons").get_by_role("link", name="parsed").click()
+            await expect(page.get_by_role("heading", name="Letters of the step parsed")).to_be_visible()
+            await expect(page.get_by_text("2 letters would be sent")).to_have_count(0)
             return
         await letters.first.get_by_label("Corrected payload").fill('{"x": 7}')
         await letters.first.get_by_role("button", name="Save the correction").click()

@@ -26,6 +26,7 @@ from penstock.errors import ConfigError, PenstockError, RefusedError, Unavailabl
 
 if TYPE_CHECKING:
     from penstock.node.doctor import CheckResult
+    from penstock.spark.environment.java import Java
 
 __all__ = ["app"]
 
@@ -109,34 +110,38 @@ def _print(finding: CheckResult, *, as_json: bool) -> None:
         out(fold(f"{'':9}do:  ", escape(finding.do)) + "\n")
 
 
-def _of_spark() -> Sequence[CheckResult]:
-    """The finding about the Spark of this environment, with which pipelines run; none if it is not installed."""
+def _of_spark() -> Iterator[CheckResult]:
+    """The findings about the Spark of this environment, with which pipelines run; none if it is not installed."""
     if find_spec("pyspark") is None:
-        return []
+        return
     from penstock.node.doctor import CheckResult, Level
     from penstock.spark.environment.class_archive import archive_path, installation
+    from penstock.spark.environment.host import host_problems, this_machine
     from penstock.spark.environment.java import find_java
 
+    found: Java | None = None
     try:
         found = find_java()
         java, home = found.home, installation()
         archived = home is not None and archive_path(home, found.runtime).is_file()
     except (PenstockError, OSError) as error:
         failure = error if isinstance(error, PenstockError) else ConfigError(str(error))
-        return [CheckResult(Level.WARNING, "spark", failure.what, failure.why, failure.do)]
-    if archived or home is None:  # there is no archive for SPARK_HOME
-        return [
-            CheckResult(Level.OK, "spark", f"Java is {java}" + (", and its classes are archived" if archived else ""))
-        ]
-    return [
-        CheckResult(
-            Level.OK,
-            "spark",
-            f"Java is {java}, without an archive of Spark's classes",
-            "each session reads and checks thousands of classes",
-            "start pipelines faster: penstock pipeline warm-up",
-        )
-    ]
+        yield CheckResult(Level.WARNING, "spark", failure.what, failure.why, failure.do)
+    else:
+        if archived or home is None:  # there is no archive for SPARK_HOME
+            yield CheckResult(
+                Level.OK, "spark", f"Java is {java}" + (", and its classes are archived" if archived else "")
+            )
+        else:
+            yield CheckResult(
+                Level.OK,
+                "spark",
+                f"Java is {java}, without an archive of Spark's classes",
+                "each session reads and checks thousands of classes",
+                "start pipelines faster: penstock pipeline warm-up",
+            )
+    for problem in host_problems(this_machine(), None if found is None else found.source):
+        yield CheckResult(Level.WARNING, "spark", *problem)
 
 
 def _other_node(ctx: typer.Context, file: Path | None, node: NodeOptions) -> NodeApi | None:

@@ -276,8 +276,8 @@ class _Api:
 
     async def key_versions(self, request: Request, caller: Caller) -> object:
         _there(self._console.statestore)
-        name = request.path_params["name"]
-        rows, ends = await _carried_out(self._clients.versions(_acting(caller), name.encode()))
+        name, key = _key_of(request)
+        rows, ends = await _carried_out(self._clients.versions(_acting(caller), key))
         if not rows:
             raise ApiFailure(404, "not_found", f"key {name!r} does not exist")
         await self._access.record("read_values", caller, {"key": name, "versions": len(rows)})
@@ -289,18 +289,19 @@ class _Api:
         if len(asked) != 1:
             raise LocalProtocolError("key-changes needs a key or a prefix", do="add ?key=KEY or ?prefix=PREFIX")
         ((kind, name),) = asked.items()
-        watching = self._clients.watch(_acting(caller), name.encode(), views, prefix=kind == "prefix")
+        name, key = _decoded_key(request, name)
+        watching = self._clients.watch(_acting(caller), key, views, prefix=kind == "prefix")
         observation = await _carried_out(watching)
-        await self._access.record("watch_keys", caller, asked)
+        await self._access.record("watch_keys", caller, {kind: name})
         return _LinesResponse(observation)
 
     async def set_key(self, request: Request, caller: Caller) -> object:
         _there(self._console.statestore)
-        name, params = request.path_params["name"], request.query_params
+        (name, key), params = _key_of(request), request.query_params
         ttl_ms = number_of(request, "ttl_ms", 0) or None
         value = await body_of(request, _MAX_PAYLOAD, "the value")
         change = self._clients.set_key(
-            _acting(caller), name.encode(), value,
+            _acting(caller), key, value,
             version=params.get("version"), ttl_ms=ttl_ms, fencing_token=_token(request),
         )  # fmt: skip
         await _carried_out(change)
@@ -311,9 +312,9 @@ class _Api:
 
     async def delete_key(self, request: Request, caller: Caller) -> object:
         _there(self._console.statestore)
-        name, version = request.path_params["name"], request.query_params.get("version", "")
+        (name, key), version = _key_of(request), request.query_params.get("version", "")
         await _carried_out(
-            self._clients.delete_key(_acting(caller), name.encode(), version=version, fencing_token=_token(request))
+            self._clients.delete_key(_acting(caller), key, version=version, fencing_token=_token(request))
         )
         await self._access.record("delete_key", caller, {"key": name, "version": version})
         return {"key": name, "deleted": True}
@@ -332,10 +333,10 @@ class _Api:
         return page
 
     async def key(self, request: Request, caller: Caller) -> object:
-        name = request.path_params["name"]
-        if (granted := self._granted(caller)) is not None and not granted.may_read(name.encode()):
+        name, key = _key_of(request)
+        if (granted := self._granted(caller)) is not None and not granted.may_read(key):
             raise ApiFailure(403, "forbidden", f"user {caller.user!r} may not read key {name!r}", _POLICY)
-        found = _known(_there(self._console.statestore).key(name.encode()), f"key {name!r} does not exist")
+        found = _known(_there(self._console.statestore).key(key), f"key {name!r} does not exist")
         await self._access.record("read_values", caller, {"key": name})
         return found
 
@@ -787,6 +788,24 @@ def _without_ids(found: Any, caller: Caller) -> object:
 def _readable(key: Key, granted: Permissions) -> Key:
     """Return the key without its value if the permissions do not include reading it."""
     return key if granted.may_read(base64.b64decode(key.key_base64)) else replace(key, value=None, value_base64=None)
+
+
+def _key_of(request: Request) -> tuple[str, bytes]:
+    """Return the key in the path of a request, as text for people and as bytes. Raises LocalProtocolError."""
+    return _decoded_key(request, request.path_params["name"])
+
+
+def _decoded_key(request: Request, name: str) -> tuple[str, bytes]:
+    """Return ``name`` as a key; ``encoding=base64`` in the request: its bytes are in base64."""
+    encoding = request.query_params.get("encoding", "text")
+    if encoding == "text":
+        return name, name.encode()
+    if encoding != "base64":
+        raise LocalProtocolError(f"encoding={encoding[:40]!r}", do="use text or base64")
+    try:
+        return f"base64:{name}", base64.b64decode(name, validate=True)
+    except ValueError:
+        raise LocalProtocolError(f"key {name[:40]!r} is not base64", do="leave out encoding=base64") from None
 
 
 def _query(request: Request) -> PageQuery:

@@ -29,6 +29,7 @@ from penstock.node.data_dir import running_node
 from penstock.node.extras import check_extras
 from penstock.node.pipeline_commands import missing_files
 from penstock.node.security import NodeSecurity, expiring
+from penstock.runtime.io.container import memory_limit
 from penstock.runtime.io.disk_space import default_floor, file_system_of
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import in_use
@@ -208,9 +209,11 @@ def _memory(config: NodeConfig) -> Iterator[CheckResult]:
         "mqtt.limits.max_total_queued_bytes": mqtt.max_total_queued_bytes,
         "mqtt.limits.max_retained_bytes": mqtt.max_retained_bytes,
     }
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total, holder = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "machine"
+    if (limit := memory_limit()) is not None and limit < total:
+        total, holder = limit, "container"
     wanted = sum(limits.values())
-    shown = f"data limits of {_mib(wanted)} in memory, and the machine has {_mib(total)}"
+    shown = f"data limits of {_mib(wanted)} in memory, and the {holder} has {_mib(total)}"
     if wanted <= total:
         yield CheckResult(Level.OK, "limits", shown)
         return

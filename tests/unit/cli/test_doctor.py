@@ -12,6 +12,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.errors import ConfigError, StorageError
 from penstock.node.node import Node
+from penstock.spark.environment.host import Machine
 from penstock.spark.environment.java import Java
 from tests.unit.node.test_node import config
 
@@ -85,6 +86,7 @@ def test_the_archive_of_the_classes_of_spark_is_reported(
     monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda: tmp_path)
     monkeypatch.setattr("penstock.spark.environment.class_archive.archive_path", lambda *_: archive)
     monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda: Java(tmp_path / "java", 17, "test"))
+    monkeypatch.setattr("penstock.spark.environment.host.host_problems", lambda *_: ())
 
     def row() -> dict[str, str]:
         main(["doctor", "--json"])
@@ -104,6 +106,24 @@ def test_the_archive_of_the_classes_of_spark_is_reported(
     monkeypatch.setattr("penstock.cli.doctor.find_spec", lambda _: None)
     main(["doctor", "--json"])
     assert '"spark"' not in capfd.readouterr().out
+
+
+def test_properties_of_the_machine_that_break_spark_are_warnings(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "ld-musl-x86_64.so.1").touch()
+    machine = Machine(tmp_path, {"JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={tmp_path}"}, "glibc", "UTF-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("penstock.spark.environment.host.this_machine", lambda: machine)
+    monkeypatch.setattr("penstock.spark.environment.host.TEMPORARY_BYTES", 0)
+    monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda: None)
+    monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda: Java(tmp_path / "java", 17, "PATH"))
+    main(["doctor", "--json"])
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    (found,) = (row for row in rows if row["part"] == "spark" and row["level"] == "warning")
+    assert found["what"] == "/lib/ld-musl-x86_64.so.1 exists, although this system has glibc"
+    assert "apt remove musl" in found["do"]
 
 
 async def test_a_bundle_has_state_and_configuration_but_no_secrets(

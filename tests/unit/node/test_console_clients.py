@@ -230,6 +230,35 @@ async def test_a_key_is_changed_only_if_it_has_the_version_that_was_shown(tmp_pa
         assert [each for each in methods if each != "read_values"] == ["set_key", "set_key", "delete_key"]
 
 
+async def test_a_key_that_is_not_text_has_an_address(tmp_path: Path) -> None:
+    key, name = b"\xff/\x00", "base64:/y8A"
+    async with (
+        running(config(tmp_path, statestore={"extensions": ["as-of"]})) as ready,
+        StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store,
+    ):
+        api = Api(ready)
+        path = "/keys/%2Fy8A?encoding=base64"
+        assert (await api.send(path, "PUT", "1"))[2]["key"] == name
+        entry = await store.get(key)
+        assert entry is not None
+        shown = await api.get(path)
+        assert (shown["key"], shown["value"], shown["version"]) == (None, "1", str(entry.version))
+        assert len((await api.get("/key-versions/%2Fy8A?encoding=base64"))["rows"]) == 1
+        async with live(api, "key=%2Fy8A&encoding=base64", "key-changes") as one:
+            ((row,)) = await one.rows(1)
+            assert (row["key_base64"], row["value"]) == ("/y8A", "1")
+        assert (await api.send(f"{path}&version={entry.version}", "DELETE"))[2] == {"key": name, "deleted": True}
+        assert await store.get(key) is None
+        for wrong, what in (
+            ("/keys/x?encoding=base64", "key 'x' is not base64"),
+            ("/keys/x?encoding=hex", "encoding="),
+        ):
+            status, _, body = await api.send(wrong)
+            assert (status, body["error"]["what"].startswith(what)) == (400, True)
+        named = {entry["parameters"]["key"] for entry in read_audit(tmp_path / "audit")}
+        assert named == {name}
+
+
 async def test_changes_of_a_key_and_of_a_prefix_are_shown_as_they_happen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,12 @@ def test_limits_of_the_machine(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
+def test_the_memory_of_a_container_is_its_limit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "memory_limit", lambda: 1 << 28)
+    (shown,) = [finding for finding in found(file, "limits", Level.WARNING) if "memory" in finding.what]
+    assert shown.what.endswith("and the container has 256 MiB")
+
+
 def test_a_data_directory_that_others_can_read(file: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o755)
     (tmp_path / "data").chmod(0o755)

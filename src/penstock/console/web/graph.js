@@ -1,6 +1,6 @@
 // A directed graph: dagre computes the places, the nodes are HTML (focus, wrapping, colours), the edges SVG.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { html } from "./lib.js";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { Failure, html } from "./lib.js";
 
 const WIDTH = 210;
 const LINE = 20;
@@ -9,11 +9,12 @@ const MOST = 150; // nodes; a larger graph is not readable, and takes seconds to
 /** `nodes`: {id, name, role, kind, reads, late, dead_letters}; `card(node)`: lines {text, level, href} below its name. */
 export function Graph({ nodes, card }) {
   const [layout, load] = useState(null); // the library is loaded with the first graph
+  const [error, fail] = useState(null);
   const [down, turn] = useState(false);
   const place = useRef(null);
   useEffect(() => {
     let shown = true;
-    import("dagre").then((found) => shown && load(() => found));
+    import("dagre").then((found) => shown && load(() => found), () => shown && fail({ message: "The graph cannot be drawn: its library was not loaded.", hint: "Load the page again: the node may have another version now." }));
     return () => { shown = false; };
   }, []);
   useEffect(() => {
@@ -21,9 +22,12 @@ export function Graph({ nodes, card }) {
     if (place.current) resized.observe(place.current);
     return () => resized.disconnect();
   }, []);
-  if (nodes.length > MOST) return html`<p>The graph has ${nodes.length} nodes; only up to ${MOST} are drawn. <code>penstock pipeline plan FILE</code> lists all.</p>`;
   const cards = nodes.map((node) => ({ node, lines: card(node) }));
-  const drawn = layout && draw(layout, cards, down);
+  // Values change every few seconds, but not the places: a layout of many nodes takes long.
+  const shape = JSON.stringify(cards.map(({ node, lines }) => [node.id, node.reads, node.late, lines.length]));
+  const drawn = useMemo(() => layout && nodes.length <= MOST && draw(layout, cards, down), [layout, shape, down]);
+  if (nodes.length > MOST) return html`<p>The graph has ${nodes.length} nodes; only up to ${MOST} are drawn. <code>penstock pipeline plan FILE</code> lists all.</p>`;
+  if (error) return html`<${Failure} error=${error} />`;
   return html`<div class="graph" tabindex="0" role="region" aria-label="Graph of the pipeline" ref=${place} aria-busy=${!drawn}>
     ${drawn && html`<div class="canvas" ref=${sized(drawn)}>
       <svg width=${drawn.width} height=${drawn.height} aria-hidden="true"><defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" /></marker></defs>

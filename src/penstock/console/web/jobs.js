@@ -19,7 +19,7 @@ function useJob(name, kind) {
 
 /** How far a job is, or how it ended. `results`: what it has printed so far; `done`: a text for its end. */
 function State({ job, results, done, cancel }) {
-  if (job.state === "running") return html`<p aria-busy="true"><span role="status">Running for ${age(Math.floor(job.duration_s))}: ${results}.</span></p><button class="secondary" onClick=${cancel}>Cancel</button>`;
+  if (job.state === "running") return html`<p aria-busy="true"><span role="status" aria-live="off">Running for ${age(Math.floor(job.duration_s))}: ${results}.</span></p><button class="secondary" onClick=${cancel}>Cancel</button>`;
   if (job.error) return html`<div class="reason problem" role="alert"><strong>${job.error.what}</strong>${job.error.why && html`<p>${job.error.why}</p>`}${job.error.hint && html`<p>${job.error.hint}</p>`}</div>`;
   const at = html`<small class="dim">${clock(job.started_at)} UTC, took ${age(job.duration_s)}</small>`;
   return html`<p role="status">${job.state === "cancelled" ? `Cancelled: ${results}.` : done} ${at}</p>`;

@@ -6,13 +6,16 @@ import { start } from "./messages.js";
 import { Facts, List } from "./table.js";
 
 const keyText = (row) => row.key ?? `base64:${row.key_base64}`;
+/** The page of a key. In base64: keys that are not text, and those that a path would lose, because they mean a folder. */
+const keyLink = (row) => (row.key === null || row.key === "." || row.key === ".." ? link("keys", row.key_base64, { encoding: "base64" }) : link("keys", row.key));
 const MAX_LINES = 1000; // of a comparison
 
 export function Keys({ route }) {
   const { operates } = useContext(Session);
-  if (route.name !== null) return html`<${Key} name=${route.name} key=${route.name} />`;
+  if (route.name !== null) return html`<${Key} name=${route.name} encoding=${route.parameters.encoding} key=${`${route.name}\0${route.parameters.encoding}`} />`;
   return html`<h1>State store keys</h1><p><a href=${link("watch", null, { prefix: route.parameters.prefix })}>Watch changes</a></p><${List} title="State store keys" route=${route} rowKey=${(row) => row.key_base64}
-    open=${(row) => (row.key === null ? link("keys") : link("keys", row.key))}
+    empty=${html`There is no key. Set one: <code>penstock kv set demo/key 21.5</code>`}
+    open=${keyLink}
     filters=${[{ name: "prefix", title: "Prefix", placeholder: "plant/line-3/" }, { name: "q", title: "Contains" }]}
     columns=${[
       { title: "Key", cell: (row) => html`<code>${keyText(row)}</code>` },
@@ -33,35 +36,36 @@ function shown(value, encoded) {
   return value;
 }
 
-function Key({ name }) {
+function Key({ name, encoding }) {
   const { operates } = useContext(Session);
   const [{ changes, message }, change] = useState({ changes: 0, message: null });
   const changed = (text) => change({ changes: changes + 1, message: text });
-  const { data, error } = usePoll(`keys/${encodeURIComponent(name)}`, { changes }, 0); // once: each read is recorded in the audit trail
+  const { data, error } = usePoll(`keys/${encodeURIComponent(name)}`, { changes, encoding }, 0); // once: each read is recorded in the audit trail
   const told = message && html`<p role="status">${message}</p>`;
-  const watched = html`<${WatchedKey} key="watched" name=${name} version=${data?.version} load=${() => changed(null)} />`;
-  if (error) return html`<h1><code>${name}</code></h1>${told}<${Failure} error=${error} />${error.status === 404 && watched}`;
-  if (!data) return html`<h1><code>${name}</code></h1><p aria-busy="true">Loading…</p>`;
-  return html`<h1><code>${name}</code></h1>${told}
+  const title = encoding ? `${encoding}:${name}` : name;
+  const watched = html`<${WatchedKey} key="watched" name=${name} encoding=${encoding} version=${data?.version} load=${() => changed(null)} />`;
+  if (error) return html`<h1><code>${title}</code></h1>${told}<${Failure} error=${error} />${error.status === 404 && watched}`;
+  if (!data) return html`<h1><code>${title}</code></h1><p aria-busy="true">Loading…</p>`;
+  return html`<h1><code>${title}</code></h1>${told}
     <${Facts} facts=${[
       ["Version", data.version], ["Changed", `${age(data.version_age_s)} ago`], ["Expires in", data.expires_in_s == null ? "never" : age(data.expires_in_s)],
       ["Fencing token", data.fencing_token], ["Created by", data.owner || null], ["Size", bytes(data.value_bytes)],
     ]} />
     <h2>Value${data.value === null ? " (base64: it is not text)" : ""}</h2>
     <pre tabindex="0"><code>${shown(data.value, data.value_base64)}</code></pre>
-    ${operates && data.value !== null && html`<${Edit} key=${`edit ${data.version}`} name=${name} data=${data} changed=${changed} />`}
-    ${operates && html`<${Delete} key=${`delete ${data.version}`} name=${name} data=${data} changed=${changed} />`}
-    <${History} key=${`history ${data.version}`} name=${name} />${watched}`;
+    ${operates && data.value !== null && html`<${Edit} key=${`edit ${data.version}`} name=${name} encoding=${encoding} data=${data} changed=${changed} />`}
+    ${operates && html`<${Delete} key=${`delete ${data.version}`} name=${name} title=${title} encoding=${encoding} data=${data} changed=${changed} />`}
+    <${History} key=${`history ${data.version}`} name=${name} encoding=${encoding} />${watched}`;
 }
 
 /** The changes of the key whose page is open, on demand: each observation is recorded in the audit trail. */
-function WatchedKey({ name, version, load }) {
+function WatchedKey({ name, encoding, version, load }) {
   const [opened, open] = useState(false);
   const [newest, arrive] = useState(null);
   const other = newest && (newest.value === null && newest.value_base64 === null ? version !== undefined : newest.version !== version);
   return html`<details onToggle=${(event) => open(event.target.open)}><summary>Watch changes</summary>
     ${opened && other && html`<p>The value above is not the current one. <button class="plain" onClick=${load}>Load it again</button></p>`}
-    ${opened && html`<${LiveChanges} parameters=${{ key: name }} arrived=${(rows) => rows.length > 0 && arrive(rows.at(-1))} />`}</details>`;
+    ${opened && html`<${LiveChanges} parameters=${{ key: name, encoding }} arrived=${(rows) => rows.length > 0 && arrive(rows.at(-1))} />`}</details>`;
 }
 
 export function Watch({ route }) {
@@ -110,16 +114,18 @@ function ChangeDetails({ row, before }) {
 }
 
 /** Write another value if the key still has the version that is shown; the difference is confirmed. */
-function Edit({ name, data, changed }) {
+function Edit({ name, encoding, data, changed }) {
   const [error, fail] = useState(null);
   const [plan, show] = useState(null);
   const submit = (event) => {
     event.preventDefault();
     const form = new FormData(event.target);
     fail(null);
-    show({ value: form.get("value").replaceAll("\r\n", "\n"), seconds: form.get("seconds"), token: form.get("token") });
+    // A text area has LF only: a value whose lines end in CR LF keeps them.
+    const value = form.get("value").replaceAll("\r\n", "\n");
+    show({ value: /\r\n/.test(data.value) && !/(^|[^\r])\n/.test(data.value) ? value.replaceAll("\n", "\r\n") : value, seconds: form.get("seconds"), token: form.get("token") });
   };
-  const send = () => request(`keys/${encodeURIComponent(name)}`, { version: data.version, ttl_ms: plan.seconds && Math.round(plan.seconds * 1000), fencing_token: plan.token }, "PUT", undefined, plan.value)
+  const send = () => request(`keys/${encodeURIComponent(name)}`, { encoding, version: data.version, ttl_ms: plan.seconds && Math.round(plan.seconds * 1000), fencing_token: plan.token }, "PUT", undefined, plan.value)
     .then(() => changed("The key was changed."), (problem) => { show(null); fail(problem); });
   return html`<details class="publish"><summary>Change the value</summary><form onSubmit=${submit} onInput=${() => show(null)}>
     <label>Value<textarea name="value" rows="6" spellcheck=${false} defaultValue=${data.value}></textarea></label>
@@ -133,13 +139,13 @@ function Edit({ name, data, changed }) {
   </form></details>`;
 }
 
-function Delete({ name, data, changed }) {
+function Delete({ name, title, encoding, data, changed }) {
   const [asked, ask] = useState(false);
   const [error, fail] = useState(null);
-  const send = () => request(`keys/${encodeURIComponent(name)}`, { version: data.version, fencing_token: data.fencing_token }, "DELETE")
+  const send = () => request(`keys/${encodeURIComponent(name)}`, { encoding, version: data.version, fencing_token: data.fencing_token }, "DELETE")
     .then(() => changed("The key was deleted."), (problem) => { ask(false); fail(problem); });
   return html`<div class="action">${error && html`<${Failure} error=${error} />`}
-    ${asked ? html`<p role="alert">Delete <code>${name}</code> if it still has version ${data.version}? Its value is lost.</p>
+    ${asked ? html`<p role="alert">Delete <code>${title}</code> if it still has version ${data.version}? Its value is lost.</p>
       <button onClick=${send}>Delete the key</button> <button class="secondary" onClick=${() => ask(false)}>Cancel</button>`
       : html`<button class="secondary" onClick=${() => ask(true)}>Delete…</button>`}</div>`;
 }
@@ -162,13 +168,13 @@ const ENDS = {
   disabled: html`Older versions need <code>statestore.extensions: [as-of]</code> in the configuration of the node.`,
 };
 
-function History({ name }) {
+function History({ name, encoding }) {
   const [opened, open] = useState(false);
-  return html`<details onToggle=${(event) => event.target.open && open(true)}><summary>History</summary>${opened && html`<${Versions} name=${name} />`}</details>`;
+  return html`<details onToggle=${(event) => event.target.open && open(true)}><summary>History</summary>${opened && html`<${Versions} name=${name} encoding=${encoding} />`}</details>`;
 }
 
-function Versions({ name }) {
-  const { data, error } = usePoll(`key-versions/${encodeURIComponent(name)}`, {}, 0);
+function Versions({ name, encoding }) {
+  const { data, error } = usePoll(`key-versions/${encodeURIComponent(name)}`, { encoding }, 0);
   if (error) return html`<${Failure} error=${error} />`;
   if (!data) return html`<p aria-busy="true">Loading…</p>`;
   return html`<p>${data.rows.length === 1 ? "1 version" : `${data.rows.length} versions`}. ${ENDS[data.ends]}</p>

@@ -1,5 +1,5 @@
 // Dead letters of a pipeline: groups by step and reason, the records, and what can be done with them after a preview.
-import { useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { clock, counted, Failure, html, link, number, request, usePoll } from "./lib.js";
 import { Value } from "./records.js";
 import { Facts, Plain } from "./table.js";
@@ -8,18 +8,16 @@ const STATES = ["open", "corrected", "redriven", "resolved", "discarded"];
 const letters = (count) => counted(count, "letter");
 const DONE = { redrive: "sent to the source again", resolve: "resolved", discard: "discarded", reopen: "opened again", purge: "deleted" };
 
-export function DeadLetters({ route }) {
-  const { name, parameters } = route;
+export function DeadLetters({ route: { name, parameters } }) {
   const [{ changes, message }, change] = useState({ changes: 0, message: null }); // read again after each change
   const changed = (text) => change({ changes: changes + 1, message: text });
   const path = `pipelines/${encodeURIComponent(name)}/dead-letters`;
   const groups = usePoll(path, { changes }, 0);
-  const kept = useRef(null);
-  kept.current = groups.data ?? kept.current; // the page stays while it is read again
+  const found = groups.data ?? groups.earlier; // the page stays while it is read again
   const title = html`<h1>Dead letters of <a href=${link("pipelines", name)}>${name}</a></h1>`;
   if (groups.error) return html`${title}<${Failure} error=${groups.error} />`;
-  if (!kept.current) return html`${title}<p aria-busy="true">Reading the dead letters…</p>`;
-  const { rows } = kept.current;
+  if (!found) return html`${title}<p aria-busy="true">Reading the dead letters…</p>`;
+  const { rows } = found;
   const told = message && html`<p role="status">${message}</p>`;
   if (rows.length === 0) return html`${title}${told}<p>There are no dead letters.</p>`;
   const total = (state) => rows.reduce((sum, row) => sum + (parameters.step && row.step !== parameters.step ? 0 : row[state]), 0);
@@ -34,7 +32,7 @@ export function DeadLetters({ route }) {
     <p class="pages">${parameters.step && html`<a href=${link("dead-letters", name, { all: parameters.all })}>All steps</a>`}
       ${parameters.all ? html`<a href=${link("dead-letters", name, { step: parameters.step })}>Open and corrected only</a>`
         : html`<a href=${link("dead-letters", name, { step: parameters.step, all: "1" })}>Include closed letters</a>`}</p>
-    <${Actions} path=${path} selection=${{ step: parameters.step }} changed=${changed}
+    <${Actions} key=${parameters.step} path=${path} selection=${{ step: parameters.step }} changed=${changed}
       actions=${[
         total("open") + total("corrected") > 0 && ["redrive", "Redrive"], total("open") + total("corrected") > 0 && ["discard", "Discard"],
         total("open") + total("corrected") > 0 && ["resolve", "Resolve"], !parameters.step && rows.some((row) => row.redriven + row.resolved + row.discarded > 0) && ["purge", "Delete closed letters"],

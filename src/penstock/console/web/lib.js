@@ -23,33 +23,38 @@ export class ApiError extends Error {
   }
 }
 
-/** Send a request to the API; returns its JSON data. Throws ApiError. */
-export async function request(path, parameters = {}, method = "GET", signal = undefined, payload = undefined) {
+const RESPONSE_MS = 30_000; // of a query that is repeated
+/** A signal that also aborts a request without a response: a node that was paused keeps its connections open. */
+export const within = (signal) => AbortSignal.any([signal, AbortSignal.timeout(RESPONSE_MS)]);
+
+/** The error to show for one of fetch or of reading a body. */
+function failure(error) {
+  if (error.name === "AbortError") return error;
+  if (error.name === "SyntaxError") return new ApiError(0, { what: "The response is not one of a node.", hint: "A proxy may have answered: load the page again." });
+  return new ApiError(0, { what: "The node does not respond.", hint: "Check that it runs: penstock status" });
+}
+
+/** Send a request to the API; returns its response. Throws ApiError, also if the status is not 2xx. */
+export async function respond(path, parameters, options = {}) {
   const pairs = Object.entries(parameters).flatMap(([name, value]) => [value].flat().map((each) => [name, each]));
   const query = new URLSearchParams(pairs.filter(([, value]) => value !== "" && value != null));
-  const target = `api/v1/${path}${query.size ? `?${query}` : ""}`;
   const authorization = credentials.get();
-  let response;
-  try {
-    response = await fetch(target, { method, signal, body: payload, headers: authorization ? { Authorization: authorization } : {} });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { what: "The node does not respond.", hint: "Check that it runs: penstock status" });
-  }
-  const body = await response.json().catch(() => null);
-  if (!response.ok || body === null) {
-    throw new ApiError(response.status, body?.error ?? { what: `HTTP status ${response.status}` });
-  }
-  return body;
+  const headers = authorization ? { Authorization: authorization } : {};
+  const response = await fetch(`api/v1/${path}${query.size ? `?${query}` : ""}`, { ...options, headers }).catch((error) => { throw failure(error); });
+  if (response.ok) return response;
+  throw new ApiError(response.status, (await response.json().catch(() => null))?.error ?? { what: `HTTP status ${response.status}` });
+}
+
+/** Send a request to the API; returns its JSON data. Throws ApiError. */
+export async function request(path, parameters = {}, method = "GET", signal = undefined, payload = undefined) {
+  const response = await respond(path, parameters, { method, signal, body: payload });
+  return response.json().catch((error) => { throw failure(error); });
 }
 
 /** Save all rows of a filtered list as a file. */
 export async function download(path, parameters, format) {
-  const query = new URLSearchParams(Object.entries({ ...parameters, after: "", limit: "", format }).filter(([, value]) => value !== "" && value != null));
-  const authorization = credentials.get();
-  const response = await fetch(`api/v1/${path}?${query}`, { headers: authorization ? { Authorization: authorization } : {} });
-  if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => ({}))).error ?? { what: `HTTP status ${response.status}` });
-  saveFile(`penstock-${path}.${format}`, await response.blob());
+  const response = await respond(path, { ...parameters, after: "", limit: "", format });
+  saveFile(`penstock-${path}.${format}`, await response.blob().catch((error) => { throw failure(error); }));
 }
 
 /** Save a text or a blob as a file. */
@@ -64,10 +69,13 @@ export function saveFile(name, content) {
 export function poll(read) {
   const stop = new AbortController();
   let timer;
+  let reading = false; // a page that is hidden and shown again during a request waits for its response
   const run = async () => {
     clearTimeout(timer);
-    if (document.hidden || stop.signal.aborted) return;
+    if (document.hidden || stop.signal.aborted || reading) return;
+    reading = true;
     const wait = await read(stop.signal);
+    reading = false;
     if (wait === null) document.removeEventListener("visibilitychange", run);
     else if (!stop.signal.aborted) timer = setTimeout(run, wait);
   };
@@ -80,32 +88,47 @@ export function poll(read) {
   };
 }
 
-/** Data of the API, read again while the page is visible. `every` in ms; 0: once. */
+/**
+ * Data of the API, read again while the page is visible. `every` in ms; 0: once. `earlier`: while the data are read, those
+ * of the parameters before. Without credentials it is not read again: each request would be another failed sign-in.
+ */
 export function usePoll(path, parameters = {}, every = 2000) {
   const { version } = useContext(Session);
   const [state, set] = useState({ data: null, error: null });
+  const list = JSON.stringify([path, version]);
   const key = JSON.stringify([path, parameters, version]);
   useEffect(() => poll(async (signal) => {
     try {
-      const data = await request(path, parameters, "GET", signal);
-      if (!signal.aborted) set({ data, error: null, key });
+      const data = await request(path, parameters, "GET", every ? within(signal) : signal);
+      if (!signal.aborted) set({ data, error: null, key, list });
     } catch (error) {
-      if (!signal.aborted) set((before) => ({ data: before.key === key ? before.data : null, error, key }));
+      if (!signal.aborted) set((before) => ({ data: before.key === key ? before.data : null, error, key, list }));
+      if (error.status === 401) return null;
     }
     return every || null;
   }), [key, every]);
-  return state.key === key ? state : { data: null, error: null };
+  return state.key === key ? state : { data: null, error: null, earlier: state.list === list ? state.data : null };
 }
 
 /** The route: `#/clients/ID?sort=-queued` has the page `clients`, the name `ID` and the parameters. */
 export function parseRoute(hash) {
-  const [path, query] = hash.replace(/^#?\/?/, "").split("?");
-  const [page, ...name] = path.split("/");
+  const text = hash.replace(/^#?\/?/, "");
+  const end = text.includes("?") ? text.indexOf("?") : text.length;
+  const [page, ...name] = text.slice(0, end).split("/");
   return {
     page: page || "overview",
-    name: name.length ? decodeURIComponent(name.join("/")) : null,
-    parameters: Object.fromEntries(new URLSearchParams(query ?? "")),
+    name: name.length ? decoded(name.join("/")) : null,
+    parameters: Object.fromEntries(new URLSearchParams(text.slice(end + 1))),
   };
+}
+
+/** A name that was typed into the address may have a "%" that encodes nothing. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 export function link(page, name = null, parameters = {}) {
@@ -150,7 +173,8 @@ export const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ?
 export const rate = (value) => (value == null ? "–" : value >= 100 || value === 0 ? number(value) : value.toFixed(1));
 export const lag = (row) => (row.lag_records == null ? "–" : `${row.lag_exact === false ? "≤ " : ""}${number(row.lag_records)}`);
 export const oldest = (row) => (row.lag_records && row.lag_s ? age(row.lag_s) : "–");
-export const clock = (ms) => new Date(ms).toISOString().slice(0, 19).replace("T", " ");
+/** UTC; a time that producers chose may be none that a calendar has. */
+export const clock = (ms) => (Math.abs(ms) <= 8.64e15 ? new Date(ms).toISOString().replace(/\..*/, "").replace("T", " ") : String(ms));
 
 /** How long a topic keeps records: "7 d" for the delete policy "delete,168h" of TubeMQ. */
 export function retention(policy) {
@@ -198,10 +222,11 @@ export function Failure({ error }) {
 
 /** A problem or a warning of the node, or of a part of it, with cause and action. */
 export function Reason({ reason, children }) {
-  return html`<div class=${`reason ${reason.severity}`} role=${reason.severity === "problem" ? "alert" : "note"}>
+  // The children are not part of the alert: a time that changes would be announced each time.
+  return html`<div class=${`reason ${reason.severity}`}><div role=${reason.severity === "problem" ? "alert" : "note"}>
     <strong>${reason.severity === "problem" ? "Problem" : "Warning"}, ${reason.part}:</strong> ${reason.what}
     ${reason.why && html`<p><em>Why:</em> ${reason.why}</p>`}
-    ${reason.hint && html`<p><em>What to do:</em> ${reason.hint}</p>`}
+    ${reason.hint && html`<p><em>What to do:</em> ${reason.hint}</p>`}</div>
     ${children}</div>`;
 }
 

@@ -1,20 +1,17 @@
 // Rows of the API that arrive while a page is open: MQTT messages, changes of keys.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ApiError, credentials, Failure, html, number, saveFile } from "./lib.js";
+import { age, ApiError, Failure, html, number, respond, saveFile } from "./lib.js";
 
 const KEPT = 500;
 
 /** Read lines of JSON until the signal aborts or the node ends the stream; `begun()` is called when it begins. */
 async function readLines(path, parameters, signal, accept, begun) {
-  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
-  const authorization = credentials.get();
-  const response = await fetch(`api/v1/${path}?${query}`, { signal, headers: authorization ? { Authorization: authorization } : {} });
-  if (!response.ok) throw new ApiError(response.status, (await response.json().catch(() => null))?.error ?? { what: `HTTP status ${response.status}` });
+  const response = await respond(path, parameters, { signal });
   begun();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(() => ({ done: true })); // the connection was lost
     if (done) throw new ApiError(0, { what: "The node ended the subscription.", hint: "It stops, or closed the client." });
     const lines = (rest + value).split("\n");
     rest = lines.pop();
@@ -22,14 +19,26 @@ async function readLines(path, parameters, signal, accept, begun) {
   }
 }
 
-/** Pass each line of a stream to `accept` while the page is visible: a hidden one holds no connection. `failure`: why it ended. */
+/**
+ * Pass each line of a stream to `accept` while the page is visible: a hidden one holds no connection. `failure`: why it
+ * ended; `gap`: a text about the time in which the page was hidden.
+ */
 export function useLines(path, parameters, accept) {
   const [error, fail] = useState(null);
   const [hidden, hide] = useState(document.hidden);
   const [connected, connect] = useState(false);
   const [tries, again] = useState(0);
+  const [missed, miss] = useState(0); // in ms
+  const hiddenAt = useRef(null);
   useEffect(() => {
-    const changed = () => hide(document.hidden);
+    const changed = () => {
+      hide(document.hidden);
+      if (document.hidden) hiddenAt.current = Date.now();
+      else if (hiddenAt.current !== null) {
+        const away = Date.now() - hiddenAt.current;
+        miss((before) => before + away);
+      }
+    };
     document.addEventListener("visibilitychange", changed);
     return () => document.removeEventListener("visibilitychange", changed);
   }, []);
@@ -41,7 +50,8 @@ export function useLines(path, parameters, accept) {
   }, [hidden, tries]);
   const retry = () => { fail(null); again(tries + 1); };
   const failure = error && html`<${Failure} error=${error} />${error.status !== 401 && error.status !== 403 && html`<p><button class="secondary" onClick=${retry}>Connect again</button></p>`}`;
-  return { connected, failure };
+  const gap = missed > 0 && html`<span class="warn">nothing was received for ${age(missed / 1000)}, while the page was hidden</span>`;
+  return { connected, failure, gap };
 }
 
 /**
@@ -63,7 +73,7 @@ export function Live({ title, path, parameters, file, row, arrived }) {
     if (held.current !== null) held.current = add(held.current, part);
     else show((before) => add(before, part));
   };
-  const { connected, failure } = useLines(path, parameters, accept);
+  const { connected, failure, gap } = useLines(path, parameters, accept);
   const toggle = () => {
     if (paused) {
       const arrived = held.current;
@@ -76,7 +86,8 @@ export function Live({ title, path, parameters, file, row, arrived }) {
   const refused = failure && !connected && !paused && shown.received === 0; // then there is nothing to count or to pause
   return html`<section aria-label=${title}>
     ${failure}
-    ${!refused && html`<p class="pages"><span role="status">${connected || failure ? "" : "Connecting… "}${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
+    ${!refused && html`<p class="pages"><span role="status" aria-live="off">${connected || failure ? "" : "Connecting… "}${number(shown.received)} received${shown.filtered ? `, ${number(shown.filtered)} without the text` : ""}${shown.received > KEPT ? `, the newest ${KEPT} are shown` : ""}</span>
+      ${gap}
       ${shown.dropped > 0 && html`<span class="warn">${number(shown.dropped)} not shown: they arrive too fast</span>`}
       ${(!failure || paused) && html`<button class="plain" onClick=${toggle}>${paused ? "Continue" : "Pause"}</button>`}
       ${shown.rows.length > 0 && html`<button class="plain" onClick=${save}>Export NDJSON</button>

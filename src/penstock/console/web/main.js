@@ -1,6 +1,6 @@
 // The console: navigation, keyboard, sign-in, and the view of the route.
 import { h, render } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useErrorBoundary, useMemo, useRef, useState } from "preact/hooks";
 import { credentials, html, link, request, Session, useRoute } from "./lib.js";
 import { Cluster, inCluster } from "./cluster.js";
 import { Ledger, Sample } from "./jobs.js";
@@ -13,6 +13,8 @@ import { Pipelines } from "./pipelines.js";
 import { Records } from "./records.js";
 import { TopicTree } from "./tree.js";
 import { Audit, Brokers, Clients, Events, Groups, Topics } from "./views.js";
+
+const NAMED = new Set(["records", "dead-letters", "ledger", "sample"]); // pages of one topic or pipeline
 
 const PAGES = [
   ["overview", "Overview", "o", Overview],
@@ -52,6 +54,12 @@ function App() {
   }, [version]);
   const [tab, View] = INNER[route.page] ?? [route.page, PAGES.find(([page]) => page === route.page)?.[3]];
   const main = useRef(null);
+  const before = useRef(null);
+  useEffect(() => { // a link in a list disappears with the list, and the focus with it
+    const place = `${route.page}\0${route.name}`;
+    if (before.current !== null && before.current !== place && document.activeElement === document.body) main.current.focus({ preventScroll: true });
+    before.current = place;
+  }, [route.page, route.name]);
   useShortcuts(() => showHelp((shown) => !shown));
   useEffect(() => {
     document.title = `${route.name ?? PAGES.find(([page]) => page === tab)?.[1] ?? "?"} · penstock`;
@@ -66,10 +74,22 @@ function App() {
         ${credentials.get() && html`<li><button class="plain" onClick=${() => session.login("")}>Sign out</button></li>`}</ul>
     </nav></header>
     <main id="main" class="container-fluid" tabindex="-1" ref=${main}>
-      ${View ? h(View, { route, key: route.page }) : html`<h1>There is no page ${route.page}</h1><p><a href=${link("overview")}>Overview</a></p>`}
+      <${Guard} route=${route}>${View === undefined ? html`<h1>There is no page ${route.page}</h1><p><a href=${link("overview")}>Overview</a></p>`
+        : NAMED.has(route.page) && !route.name ? html`<h1>The address names no ${tab.slice(0, -1)}</h1><p>Select one of the <a href=${link(tab)}>${tab}</a>.</p>`
+          : h(View, { route, key: NAMED.has(route.page) ? `${route.page}/${route.name}` : route.page })}<//>
     </main>
     ${help && html`<${Help} close=${() => showHelp(false)} />`}
   </${Session.Provider}>`;
+}
+
+/** The page, or what went wrong in it: an error would otherwise leave a page that no longer changes. */
+function Guard({ route, children }) {
+  const [error, reset] = useErrorBoundary((problem) => console.error(problem));
+  useEffect(() => { if (error) reset(); }, [route]);
+  if (!error) return children;
+  return html`<div role="alert" class="reason problem"><strong>This page cannot be shown: ${String(error)}</strong>
+    <p>Load it again. If that does not help, please report it as a bug, with the address of the page and its messages in the browser's console.</p></div>
+    <button class="secondary" onClick=${reset}>Try again</button>`;
 }
 
 function Help({ close }) {

@@ -5,6 +5,7 @@ import { List } from "./table.js";
 
 export function Subscriptions({ route }) {
   return html`<h1>Subscriptions</h1><${List} title="Subscriptions" route=${route} initial="filter" rowKey=${(row) => `${row.filter}\0${row.client_id}\0${row.group}`}
+    empty=${html`No client has a subscription. Subscribe in a terminal: <code>penstock mqtt sub 'demo/#'</code>`}
     filters=${[{ name: "q", title: "Topic filter contains" }]}
     columns=${[
       { title: "Topic filter", sort: "filter", cell: (row) => html`<code>${row.filter}</code>` },
@@ -20,6 +21,7 @@ export function Subscriptions({ route }) {
 export function Retained({ route }) {
   if (route.name !== null) return html`<${RetainedMessage} topic=${route.name} key=${route.name} />`;
   return html`<h1>Retained messages</h1><${List} title="Retained messages" route=${route} initial="topic" rowKey=${(row) => row.topic}
+    empty=${html`There is no retained message. Publish one: <code>penstock mqtt pub demo/topic hello --retain</code>`}
     open=${(row) => link("retained", row.topic)}
     filters=${[{ name: "filter", title: "Topic filter", placeholder: "plant/#" }, { name: "q", title: "Topic contains" }]}
     columns=${[

@@ -1,5 +1,5 @@
 // The first page: health with actions, the hops of the data, load, listeners, rates of the last minutes.
-import { useContext, useEffect, useRef } from "preact/hooks";
+import { useContext, useEffect, useRef, useState } from "preact/hooks";
 import { age, bytes, clock, counted, Failure, html, lag, link, number, oldest, rate, Reason, Session, usePoll } from "./lib.js";
 import { Facts, Plain } from "./table.js";
 import { EventTable } from "./views.js";
@@ -59,7 +59,8 @@ function Health({ health, now }) {
 
 /** The newest events: what changed. */
 function Recent() {
-  const { data } = usePoll("events", { limit: 5 }, 5000);
+  const { data, error } = usePoll("events", { limit: 5 }, 5000);
+  if (error && !data) return html`<${Failure} error=${error} />`;
   if (!data || data.rows.length === 0) return null;
   return html`<section aria-label="Newest events"><h2>Newest <a href=${link("events")}>events</a></h2><${EventTable} rows=${data.rows} title="Newest events, table" /></section>`;
 }
@@ -76,7 +77,22 @@ function Hops({ hops }) {
   </li>`)}</ul>`;
 }
 
+const time = (at) => (at == null ? "" : clock(at * 1000).slice(11));
+
+/** Whether the colours of the page are dark; they may change in the evening. */
+function useDark() {
+  const [dark, set] = useState(() => matchMedia("(prefers-color-scheme: dark)").matches);
+  useEffect(() => {
+    const query = matchMedia("(prefers-color-scheme: dark)");
+    const changed = () => set(query.matches);
+    query.addEventListener("change", changed);
+    return () => query.removeEventListener("change", changed);
+  }, []);
+  return dark;
+}
+
 function Chart() {
+  const dark = useDark();
   const { data } = usePoll("history", {}, 2000);
   const place = useRef(null);
   const plot = useRef(null);
@@ -86,9 +102,9 @@ function Chart() {
     const axis = { stroke: colour("--pico-muted-color"), grid: { stroke: colour("--pico-muted-border-color"), width: 1 } };
     plot.current = new uPlot({
       width: place.current.clientWidth, height: 220, fmtDate: (format) => uPlot.fmtDate(format),
-      axes: [{ ...axis, incrs: [1, 5, 10, 15, 30, 60, 120], values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) }, { ...axis, size: 60 }],
+      axes: [{ ...axis, incrs: [1, 5, 10, 15, 30, 60, 120], values: (_, ticks) => ticks.map(time) }, { ...axis, size: 60 }],
       scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-      series: [{ label: "Time", value: (_, at) => (at == null ? "" : new Date(at * 1000).toLocaleTimeString("en-GB")) },
+      series: [{ label: "Time (UTC)", value: (_, at) => time(at) },
         ...SERIES.map(([, label, name]) => ({ label: `${label}/s`, stroke: colour(name), width: 2, points: { show: false }, value: (_, value) => (value == null ? "" : rate(value)) }))],
     }, [[], ...SERIES.map(() => [])], place.current);
     const resized = new ResizeObserver(() => plot.current && place.current && plot.current.setSize({ width: place.current.clientWidth, height: 220 }));
@@ -98,10 +114,10 @@ function Chart() {
       plot.current.destroy();
       plot.current = null;
     };
-  }, []);
+  }, [dark]);
   useEffect(() => {
     if (data && plot.current) plot.current.setData([data.at.map((at) => at / 1000), ...SERIES.map(([name]) => data.series[name])]);
-  }, [data]);
+  }, [data, dark]);
   const last = data && SERIES.map(([name, label]) => `${label} ${rate(data.series[name].at(-1) ?? 0)}`).join(", ");
   return html`<figure class="chart"><div ref=${place}></div><figcaption class="visually-hidden">Messages and records per second, now: ${last}</figcaption></figure>`;
 }

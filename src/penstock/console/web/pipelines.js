@@ -13,6 +13,7 @@ const short = (text) => (text === null ? "–" : text.split("\n", 1)[0].slice(0,
 export function Pipelines({ route }) {
   if (route.name !== null) return html`<${Pipeline} name=${route.name} key=${route.name} />`;
   return html`<h1>Pipelines</h1><${List} title="Pipelines" route=${route} initial="-lag_records" rowKey=${(row) => row.pipeline}
+    empty=${html`No pipeline has run with the state store of this node: <code>penstock pipeline run FILE</code>`}
     open=${(row) => link("pipelines", row.pipeline)}
     columns=${[
       { title: "Pipeline", sort: "pipeline", cell: (row) => row.pipeline },

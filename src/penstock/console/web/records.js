@@ -1,6 +1,6 @@
 // The message browser: records of a TubeMQ topic by offset, by time, newest first, filtered, and as they arrive.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, clock, counted, download, Failure, html, indented, link, number, poll, request, usePoll } from "./lib.js";
+import { bytes, clock, counted, download, Failure, html, indented, link, number, poll, request, saveFile, usePoll, within } from "./lib.js";
 import { Facts } from "./table.js";
 
 const STARTS = [["newest", "newest"], ["earliest", "earliest"], ["time", "a time"], ["offset", "an offset"], ["end", "new records"]];
@@ -129,7 +129,7 @@ function Live({ topic, parameters }) {
       let behind = false;
       try {
         const { follow, at, ...query } = parameters;
-        const found = await request(`topics/${encodeURIComponent(topic)}/records`, { ...query, from: "end", limit: 200, after: cursor.current }, "GET", signal);
+        const found = await request(`topics/${encodeURIComponent(topic)}/records`, { ...query, from: "end", limit: 200, after: cursor.current }, "GET", within(signal));
         if (signal.aborted) return null;
         behind = found.next !== null;
         cursor.current = found.newer;
@@ -141,6 +141,7 @@ function Live({ topic, parameters }) {
       } catch (problem) {
         if (signal.aborted) return null;
         fail(problem);
+        if (problem.status === 401) return null;
       }
       return behind ? EVERY / 5 : EVERY;
     });
@@ -152,7 +153,7 @@ function Live({ topic, parameters }) {
   if (error && (error.status === 401 || error.status === 403)) return html`<${Failure} error=${error} />`;
   return html`<section aria-label="Records">
     <p class="pages"><button class="secondary" onClick=${() => pause(!paused)}>${paused ? "Continue" : "Pause"}</button>
-      <span role="status">${paused ? "Paused" : "Following"}: ${counted(state.seen, "record")}${filtered(parameters) ? ` of ${number(state.examined)} examined` : ""} since the start${
+      <span role="status" aria-live="off">${paused ? "Paused" : "Following"}: ${counted(state.seen, "record")}${filtered(parameters) ? ` of ${number(state.examined)} examined` : ""} since the start${
         state.seen > KEPT ? `, the newest ${number(KEPT)} are shown` : ""}${state.skipped ? `, ${counted(state.skipped, "time")} skipped ahead` : ""}</span>
       ${state.behind && html`<span>Older records are still being read.</span> <button class="plain" onClick=${skip}>Skip to the newest</button>`}</p>
     ${error && html`<${Failure} error=${error} />`}
@@ -184,11 +185,7 @@ function One({ topic, partition, offset }) {
 export function Value({ row, name }) {
   const [raw, showRaw] = useState(false);
   if (row.value === null && row.value_base64 === null) return html`<p class="bad">The attributes do not fit the length of the message: another program wrote it.</p>`;
-  const save = () => {
-    const address = URL.createObjectURL(new Blob([octets(row)]));
-    Object.assign(document.createElement("a"), { href: address, download: `${name}.${row.format === "json" ? "json" : row.format === "text" ? "txt" : "bin"}` }).click();
-    setTimeout(() => URL.revokeObjectURL(address), 10_000);
-  };
+  const save = () => saveFile(`${name}.${{ json: "json", text: "txt" }[row.format] ?? "bin"}`, octets(row));
   return html`<pre tabindex="0" class=${row.value === null || (raw && row.format !== "json") ? "hex" : ""}><code>${raw ? (row.format === "json" ? row.value : hexdump(base64(octets(row)))) : pretty(row)}</code></pre>
     <div class="pages">${row.value !== null && html`<button class="plain" aria-pressed=${raw} onClick=${() => showRaw(!raw)}>${row.format === "json" ? "As it was sent" : "Hexadecimal"}</button>`}
       <button class="plain" onClick=${save}>Save</button></div>`;

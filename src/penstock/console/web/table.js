@@ -4,11 +4,13 @@ import { download, Failure, html, link, number, usePoll } from "./lib.js";
 
 /**
  * `columns`: {title, cell(row), sort, right, main}; a column with `sort` orders the list by its heading.
- * `filters`: [{name, title, options}] for select boxes, or without options for text.
+ * `filters`: [{name, title, options}] for select boxes, or without options for text. `empty`: a text for a list without
+ * any row. The rows stay while others are read, and with them the focus on a link to the next page.
  */
-export function List({ route, path = route.page, columns, filters = [{ name: "q", title: "Filter" }], open, initial = "", rowKey, fixed = {}, title, every = 2000 }) {
+export function List({ route, path = route.page, columns, filters = [{ name: "q", title: "Filter" }], open, initial = "", rowKey, fixed = {}, title, empty, every = 2000 }) {
   const parameters = { sort: initial, limit: 50, ...route.parameters, ...fixed };
-  const { data, error } = usePoll(path, parameters, every);
+  const { data: newest, error, earlier } = usePoll(path, parameters, every);
+  const data = newest ?? earlier;
   const [failed, fail] = useState(null);
   const go = (changes) => {
     const { after, back, ...kept } = route.parameters;
@@ -41,8 +43,9 @@ export function List({ route, path = route.page, columns, filters = [{ name: "q"
       <tbody>${data?.rows.map((row) => html`<tr key=${rowKey(row)}>${columns.map((column, index) => html`<td class=${column.right ? "right" : ""}>
         ${index === 0 && open ? html`<a class="row" href=${open(row)}>${column.cell(row)}</a>` : column.cell(row)}</td>`)}</tr>`)}</tbody>
     </table></div>
+    ${newest?.total === 0 && empty && html`<p>${empty}</p>`}
     <nav class="pages" aria-label="Pages">
-      <span role="status">${!data ? "Loading…" : uncounted ? `${number(data.rows.length)} on this page; ${number(data.total)} in all, of which those that match are not counted${data.next && data.rows.length < parameters.limit ? "; the search continues on the next page" : ""}` : `${number(count)} ${data.matched != null && data.matched !== data.total ? `of ${number(data.total)} ` : ""}${count === 1 ? "row" : "rows"}, ${data.rows.length} on this page${data.complete === false ? "; there are more than the list shows" : ""}`}</span>
+      <span role="status">${!newest ? "Loading…" : uncounted ? `${number(data.rows.length)} on this page; ${number(data.total)} in all, of which those that match are not counted${data.next && data.rows.length < parameters.limit ? "; the search continues on the next page" : ""}` : `${number(count)} ${data.matched != null && data.matched !== data.total ? `of ${number(data.total)} ` : ""}${count === 1 ? "row" : "rows"}, ${data.rows.length} on this page${data.complete === false ? "; there are more than the list shows" : ""}`}</span>
       ${route.parameters.after && html`<a href=${link(route.page, null, { ...route.parameters, after: "" })}>First page</a>`}
       ${data?.next && html`<a rel="next" href=${link(route.page, null, { ...route.parameters, after: data.next })}>Next page</a>`}
       ${data?.rows.length > 0 && ["csv", "ndjson"].map((format) => html`<button class="plain" onClick=${() => download(path, parameters, format).then(() => fail(null), fail)}>Export ${format.toUpperCase()}</button>`)}
@@ -51,14 +54,14 @@ export function List({ route, path = route.page, columns, filters = [{ name: "q"
 }
 
 /**
- * A small table of rows that are all there. `stacked`: in a narrow window the last cell of a row is below the others; the
+ * A small table of rows that are all there. `rowKey`: of rows whose order changes. `stacked`: in a narrow window the last cell of a row is below the others; the
  * roles keep the table for assistive technology.
  */
-export function Plain({ rows, columns, title, stacked = false }) {
+export function Plain({ rows, columns, title, rowKey, stacked = false }) {
   const role = (name) => (stacked ? name : undefined);
   return html`<div class=${stacked ? "table stacked" : "table"} tabindex="0" role="region" aria-label=${title}><table role=${role("table")}>
     <thead role=${role("rowgroup")}><tr role=${role("row")}>${columns.map((column) => html`<th scope="col" role=${role("columnheader")} class=${column.right ? "right" : ""}>${column.title}</th>`)}</tr></thead>
-    <tbody role=${role("rowgroup")}>${rows.map((row) => html`<tr role=${role("row")}>${columns.map((column) => html`<td role=${role("cell")} class=${column.right ? "right" : ""}>${column.cell(row)}</td>`)}</tr>`)}</tbody>
+    <tbody role=${role("rowgroup")}>${rows.map((row) => html`<tr key=${rowKey?.(row)} role=${role("row")}>${columns.map((column) => html`<td role=${role("cell")} class=${column.right ? "right" : ""}>${column.cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 

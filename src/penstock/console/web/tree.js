@@ -25,7 +25,7 @@ export function TopicTree({ route }) {
 function Tree({ filter, under, parameters }) {
   const [, redraw] = useState(0);
   const tree = useRef({ topics: new Map(), dropped: 0, full: 0, since: now() });
-  const { failure } = useLines("topic-tree", { filter }, (line) => { add(tree.current, line); redraw((count) => count + 1); });
+  const { failure, gap } = useLines("topic-tree", { filter }, (line) => { add(tree.current, line); redraw((count) => count + 1); });
   useEffect(() => {
     const timer = setInterval(() => redraw((count) => count + 1), 1000); // rates fall also while no message arrives
     return () => clearInterval(timer);
@@ -41,10 +41,11 @@ function Tree({ filter, under, parameters }) {
     ${failure}
     <nav aria-label="Levels" class="pages"><a href=${link("tree", null, { filter: parameters.filter })}>All topics</a>
       ${levels.map((level, index) => html`<span aria-hidden="true">/</span><a href=${at(levels.slice(0, index + 1).join("/"))} aria-current=${index === levels.length - 1 ? "page" : undefined}>${level || "(empty)"}</a>`)}</nav>
-    <p class="pages"><span role="status">${number(topics.size)} ${topics.size === 1 ? "topic" : "topics"} with messages since the page was opened</span>
+    <p class="pages"><span role="status" aria-live="off">${number(topics.size)} ${topics.size === 1 ? "topic" : "topics"} with messages since the page was opened</span>
+      ${gap}
       ${full > 0 && html`<span class="warn">the page keeps ${number(MOST)} topics: ${counted(full, "message")} of others left out; use a narrower topic filter</span>`}
       ${dropped > 0 && html`<span class="warn">${counted(dropped, "message")} not counted: too many topics in a second</span>`}</p>
-    ${rows.length > 0 && html`<${Plain} title="Levels" rows=${rows.slice(first, first + PAGE)} columns=${[
+    ${rows.length > 0 && html`<${Plain} title="Levels" rows=${rows.slice(first, first + PAGE)} rowKey=${(row) => row.level} columns=${[
       { title: "Level", cell: (row) => html`<a class="row" href=${at(row.topic)}>${row.level || "(empty)"}</a>` },
       { title: "Topics", right: true, cell: (row) => number(row.topics) }, { title: "Messages", right: true, cell: (row) => number(row.messages) },
       { title: "Messages/s", right: true, cell: (row) => rate(row.rate) }, { title: "Bytes/s", right: true, cell: (row) => bytes(row.volume) },

@@ -7,6 +7,7 @@ export function Clients({ route }) {
   if (route.name !== null) return html`<${Client} name=${route.name} key=${route.name} />`;
   return html`<h1>MQTT clients</h1>
     <p><a href=${link("subscriptions")}>Subscriptions</a> · <a href=${link("retained")}>Retained messages</a></p><${List} title="MQTT clients" route=${route} initial="-queued" rowKey=${(row) => row.client_id}
+    empty=${html`No client is connected, and none has left a session. Publish a first message: <code>penstock mqtt pub demo/topic hello</code>`}
     open=${(row) => link("clients", row.client_id)}
     filters=${[{ name: "q", title: "Client id contains" }, { name: "state", title: "State",
       options: [["", "all"], ["connected", "connected"], ["offline", "offline"], ["queued", "with queued messages"], ["limited", "at a limit"]] }]}
@@ -28,6 +29,7 @@ function Client({ name }) {
   if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
   const { client, subscriptions, will_topic } = data;
   return html`<h1>${name}</h1>
+    ${error && html`<${Failure} error=${error} />`}
     <${Disconnect} client=${client} />
     <${Facts} facts=${[
       ["State", client.connected ? `connected for ${age(client.connected_s)}` : "offline"],
@@ -66,6 +68,7 @@ function Disconnect({ client }) {
 export function Topics({ route }) {
   if (route.name !== null) return html`<${Topic} name=${route.name} key=${route.name} />`;
   return html`<h1>TubeMQ topics</h1><p><a href=${link("brokers")}>Brokers</a></p><${List} title="TubeMQ topics" route=${route} initial="-lag_records" rowKey=${(row) => row.topic}
+    empty=${html`There is no topic. Create one: <code>penstock tube topic create NAME</code>, or in <code>tube.topics</code> of the configuration`}
     open=${(row) => link("topics", row.topic)}
     columns=${[
       { title: "Topic", sort: "topic", cell: (row) => row.topic },
@@ -103,6 +106,7 @@ function Topic({ name }) {
   if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
   const { topic } = data;
   return html`<h1>${name}</h1>
+    ${error && html`<${Failure} error=${error} />`}
     <p><a href=${link("records", name)}>Browse records</a> · <a href=${link("records", name, { follow: 1 })}>Follow new records</a></p>
     <${Facts} facts=${[
       ["Records/s", rate(topic.rate)], ["Size", bytes(topic.bytes)], ["Retention", retention(topic.retention)], ["Accepts records", topic.accepts_records ? "yes" : "no"],
@@ -123,6 +127,7 @@ function Topic({ name }) {
 export function Groups({ route }) {
   if (route.name !== null) return html`<${Group} name=${route.name} key=${route.name} />`;
   return html`<h1>Consumer groups</h1><${List} title="Consumer groups" route=${route} initial="-lag_records" rowKey=${(row) => row.group}
+    empty=${html`There is no group. A group exists once a consumer has registered: <code>penstock tube consume TOPIC --group NAME</code>`}
     open=${(row) => link("groups", row.group)}
     columns=${[
       { title: "Group", sort: "group", cell: (row) => row.group },
@@ -141,8 +146,10 @@ function Group({ name }) {
   if (!data) return html`<h1>${name}</h1><p aria-busy="true">Loading…</p>`;
   const { group } = data;
   return html`<h1>${name}</h1>
+    ${error && html`<${Failure} error=${error} />`}
     <${Facts} facts=${[["State", group.state], ["Members", number(group.members)], ["Lag", `${lag(group)} ${group.lag_records === 1 ? "record" : "records"}`], ["Oldest record", oldest(group)]]} />
-    ${operates && group.members === 0 && group.partitions > 0 && html`<${Reset} group=${name} partitions=${data.partitions} />`}
+    ${operates && group.partitions > 0 && (group.members === 0 ? html`<${Reset} group=${name} partitions=${data.partitions} />`
+      : html`<p>Its offsets can be reset while it has no members: stop its consumers first.</p>`)}
     <h2>Partitions</h2>
     <p>${number(data.partitions.length)} of ${number(group.partitions)}</p>
     <${Plain} title="Partitions" rows=${data.partitions} columns=${[
@@ -219,10 +226,9 @@ export function Audit({ route }) {
 }
 
 export function Events() {
-  const { administers, login } = useContext(Session);
+  const { administers } = useContext(Session);
   const { data, error } = usePoll("events", { limit: 200 });
-  if (error && !data) return html`<h1>Events</h1><${Failure} error=${error} login=${login} />`;
-  return html`<h1>Events</h1>${administers && html`<p><a href=${link("audit")}>Audit trail</a></p>`}${data && html`<p>The newest ${number(data.rows.length)} of ${number(data.number)} since the start; the node keeps 2,000.</p>
+  return html`<h1>Events</h1>${error && html`<${Failure} error=${error} />`}${administers && html`<p><a href=${link("audit")}>Audit trail</a></p>`}${data && html`<p>The newest ${number(data.rows.length)} of ${number(data.number)} since the start; the node keeps 2,000.</p>
     <${EventTable} rows=${data.rows} title="Events" />`}`;
 }
 
