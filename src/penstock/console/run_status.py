@@ -52,7 +52,7 @@ class TableTotals(NamedTuple):
 
 
 def tables_of(status: Mapping[str, Any]) -> TableTotals | None:
-    """Return the sums over the tables of a run; None if it has none, or is of a version that does not report a graph."""
+    """Return the sums over the tables of a run; None if it has none, or reports no graph as earlier versions."""
     names = sink_names(status, lambda kind: kind.endswith(" table"))
     sinks = [sink for sink in sinks_of(status) if sink.sink in names]
     return TableTotals(
