@@ -123,7 +123,7 @@ def import_command(
     hashes cannot be converted: the users are listed with the command that sets a new password. Existing files are not
     overwritten.
     """
-    from penstock.node.config.mosquitto import POLICIES, convert
+    from penstock.node.config.mosquitto import NOT_NEEDED, POLICIES, convert
     from penstock.node.config.node import NodeConfig
     from penstock.runtime.config.loader import parse
     from penstock.security.policy_file import parse_policy
@@ -152,9 +152,14 @@ def import_command(
             note(f"{output / name}:\n{'(a password)' if name in found.secrets else text}".rstrip())
         return
     _write_new(output, {name: (text, 0o600 if name in found.secrets else 0o644) for name, text in files.items()})
-    note(f"wrote {', '.join(str(output / name) for name in files)}; {len(found.left_out)} lines need attention")
+    needless = sum(row.reason.startswith(NOT_NEEDED) for row in found.left_out)
+    note(
+        f"wrote {', '.join(str(output / name) for name in files)}; {len(found.left_out) - needless} of the lines need "
+        f"attention, {needless} are not needed"
+    )
     for user in found.users:
         note(f"set the password of this user: penstock user create {output / 'passwords'} {shlex.quote(escape(user))}")
+    note(f"then check the result: penstock config check {output / 'penstock.yaml'}")
 
 
 def _write_new(directory: Path, files: Mapping[str, tuple[str, int]]) -> None:
@@ -264,6 +269,7 @@ def _dump(root: Mapping[str, Any]) -> str:
 
     yaml = YAML()
     yaml.width = 10_000
+    yaml.representer.ignore_aliases = lambda *_: True  # each rule is complete for its reader
     text = io.StringIO()
     yaml.dump(root, text)
     return text.getvalue()

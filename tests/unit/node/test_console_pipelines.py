@@ -31,7 +31,8 @@ from tests.unit.pipelines.spec.test_mermaid import GRAPH
 
 TABLE = SinkProgress(
     batches=7, read=900, out=880, dead=15, letters=15, filtered=5, batch=6, rows_per_s=120.5, written_per_s=42.5,
-    batch_s=0.4, lag_records=30, lag_s=2.5, state_rows=10, state_bytes=4096, state_disk_bytes=512, behind_s=12.0, failing_s=3.5,
+    batch_s=0.4, lag_records=30, lag_s=2.5, state_rows=10, state_bytes=4096, state_disk_bytes=512, behind_s=12.0,
+    failing_s=3.5,
 )  # fmt: skip
 ALARMS = SinkProgress(
     batches=7, read=900, out=3, dead=14, letters=1, duplicates=2, late=4, rows_per_s=20.0, lag_records=200, lag_s=9.0

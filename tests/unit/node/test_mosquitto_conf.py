@@ -101,6 +101,7 @@ def reasons(found: Conversion) -> dict[str, str]:
 def imported(penstock: Command, folder: Path) -> NodeConfig:
     done = penstock("config", "import", str(folder / "mosquitto.conf"), "--output", str(folder / "out"))
     assert done.status == 0, done.err
+    assert not [path for path in (folder / "out").glob("*.yaml") if "&" in path.read_text()]  # no anchors
     return load_config(folder / "out" / "penstock.yaml", {}, {})
 
 
@@ -266,7 +267,10 @@ def test_anonymous_clients_are_accepted_where_mosquitto_accepts_them(
         ("listener 1\ncertfile a\n", 1, "TLS needs certfile and keyfile"),
         ("listener 1\ncertfile a\nkeyfile b\nrequire_certificate true\ncapath c\n", 1, "it is left out"),
         ("connection a\naddress b\n", 1, "a bridge needs address and topic"),
-        ("connection a b\ntopic c\n", 1, "the name of a bridge"),
+        ("connection a b\naddress c\ntopic d\n", 1, "converted, with the name a-b"),
+        ("connection a b\naddress c\ntopic d\nconnection a-b\n", 4, "another bridge has this name"),
+        ("connection\naddress c\n", 2, "belongs to a listener or bridge that is left out"),
+        ("connection a\nbridge_insecure true\n", 2, "is always checked"),
         ("connection a\naddress b\ntopic c\nremote_username d\n", 1, "belong together"),
         ("connection a\naddress b\ntopic c sideways\n", 3, "expected the direction"),
         ("connection a\nnotifications false\n", 2, "always published"),
@@ -278,6 +282,32 @@ def test_anonymous_clients_are_accepted_where_mosquitto_accepts_them(
 )
 def test_a_line_that_cannot_be_converted(tmp_path: Path, text: str, line: int, reason: str) -> None:
     assert reason in reasons(converted(tmp_path, text))[f"mosquitto.conf:{line}"]
+
+
+@pytest.mark.parametrize(
+    "before", ["listener 0 /run/mosquitto.sock\n", "connection a\naddress b\ntopic c\n", "connection\n"]
+)
+def test_options_of_the_broker_may_follow_any_listener_or_bridge(tmp_path: Path, before: str) -> None:
+    (tmp_path / "acl").write_text("user ann\ntopic plant/#\n")
+    (tmp_path / "users").write_text("ann:$7$1$salt$hash\n")
+    text = "password_file users\nacl_file acl\nallow_anonymous true\nmax_keepalive 60\npersistence true\n"
+    found = converted(tmp_path, f"listener 1883 127.0.0.1\n{before}{text}")
+    assert found.config["security"] == {"passwords": "passwords", "policies": "policies.yaml"}
+    assert found.config["mqtt"]["anonymous"] == "allow"
+    assert found.config["mqtt"]["limits"] == {"max_keep_alive_s": 60}
+    assert found.policy is not None
+    assert found.users == ["ann"]
+    (line,) = (each for each in found.left_out if each.text == "persistence true")
+    assert line.reason.startswith("not needed")
+    # With settings of each listener they belong to the one that is left out.
+    mine = converted(tmp_path, f"per_listener_settings true\nlistener 1883 127.0.0.1\n{before}{text}")
+    assert ("security" in mine.config, mine.policy) == (True, None)
+    assert "anonymous" not in mine.config["mqtt"]
+
+
+def test_a_name_of_a_bridge_that_is_checked_needs_no_attention(tmp_path: Path) -> None:
+    found = converted(tmp_path, "connection a\naddress b:8883\ntopic c\nbridge_cafile ca.pem\nbridge_insecure false\n")
+    assert found.left_out == []
 
 
 def test_nothing_is_overwritten_and_a_dry_run_writes_nothing(penstock: Command, folder: Path) -> None:

@@ -23,10 +23,12 @@ from penstock.errors import ConfigError
 from penstock.node.config.mqtt import MqttLimits
 from penstock.security.policy import TopicPattern
 
-__all__ = ["PASSWORDS", "POLICIES", "Conversion", "LeftOut", "convert"]
+__all__ = ["NOT_NEEDED", "PASSWORDS", "POLICIES", "Conversion", "LeftOut", "convert"]
 
 PASSWORDS: Final = "passwords"  # a file name
 POLICIES: Final = "policies.yaml"
+NOT_NEEDED: Final = "not needed"
+"""Beginning of the reason of a line without which the node does the same."""
 
 
 class LeftOut(NamedTuple):
@@ -87,7 +89,7 @@ def _reasons() -> Mapping[str, str]:
         "bridge_max_packet_size bridge_receive_maximum bridge_max_topic_alias bridge_alpn bridge_require_ocsp "
         "bridge_tls_version bridge_tcp_keepalive bridge_tcp_user_timeout bridge_reload_type local_clientid "
         "local_cleansession local_username local_password bridge_ciphers bridge_ciphers_tls1.3 bridge_capath",
-        "not needed": "set_tcp_nodelay socket_domain websockets_headers_size allow_duplicate_messages",
+        NOT_NEEDED: "set_tcp_nodelay socket_domain websockets_headers_size allow_duplicate_messages",
         "not supported: only mqtt.limits.max_packet_size limits the size": "message_size_limit",
         "not supported: topics of this listener are shared with all others": "mount_point",
         "not supported: grant Connect to clientIds with this prefix in the policy file": "clientid_prefixes",
@@ -237,11 +239,26 @@ class _Converter:
         elif option == "connection":
             self._part = None
             self._part = self._bridge(line)
-        elif self._part is None:
-            self._leave_out(line, "belongs to a listener or bridge that is left out")
         elif isinstance(self._part, _Bridge) and self._of_bridge(self._part, line):
             pass
-        elif option in _LIMITS:
+        elif self._of_file(line):
+            pass
+        elif isinstance(self._part, _Listener) and self._of_listener(self._part, line):
+            pass
+        elif option.startswith(("plugin_opt_", "auth_opt_")):
+            self._leave_out(line, _PLUGIN)
+        elif self._part is None:
+            self._leave_out(line, _REASONS.get(option, "belongs to a listener or bridge that is left out"))
+        else:
+            self._leave_out(line, _REASONS.get(option, "unknown option"))
+
+    def _of_file(self, line: _Line) -> bool:
+        """Convert an option of the whole broker, which may follow any listener or bridge."""
+        option, value = line.option, line.value
+        of_listener = {"password_file", "acl_file", "allow_anonymous"}
+        if option in of_listener and self._per_listener and not isinstance(self._part, _Listener):
+            return False
+        if option in _LIMITS:
             self._limit(_LIMITS[option], int(value))
         elif option == "persistent_client_expiration":
             self._limit("max_session_expiry_s", _expiration_s(value))
@@ -251,12 +268,11 @@ class _Converter:
             self._security["check_retain_source"] = _flag(value)
         elif option in {"password_file", "acl_file"}:
             self._file(line)
-        elif isinstance(self._part, _Listener) and self._of_listener(self._part, line):
-            pass
-        elif option.startswith(("plugin_opt_", "auth_opt_")):
-            self._leave_out(line, _PLUGIN)
+        elif option == "allow_anonymous" and not self._per_listener:
+            self._anonymous = _flag(value)
         else:
-            self._leave_out(line, _REASONS.get(option, "unknown option"))
+            return False
+        return True
 
     def _limit(self, name: str, value: int) -> None:
         if value == 0 and name in {"max_inflight", "max_queued_messages", "max_queued_bytes"}:
@@ -297,10 +313,7 @@ class _Converter:
                 self._default.address = value
             self._default.line = line
         elif option in {"allow_anonymous", "listener_allow_anonymous"}:
-            if option == "listener_allow_anonymous" or self._per_listener:
-                listener.anonymous = _flag(value)
-            else:
-                self._anonymous = _flag(value)
+            listener.anonymous = _flag(value)
         elif option == "max_connections":
             listener.max_connections = max(0, int(value))
         elif option == "protocol":
@@ -378,10 +391,13 @@ class _Converter:
     # Bridges
 
     def _bridge(self, line: _Line) -> _Bridge | None:
-        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", line.value):
-            self._leave_out(line, "the name of a bridge has letters, digits, dots, hyphens and underscores, at most 64")
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", line.value)[:64]
+        if not name or any(each.name == name for each in self._bridges):
+            self._leave_out(line, "another bridge has this name" if name else "expected a name")
             return None
-        found = _Bridge(line, line.value)
+        if name != line.value:
+            self._leave_out(line, f"converted, with the name {name}: it has letters, digits, dots, - and _, at most 64")
+        found = _Bridge(line, name)
         self._bridges.append(found)
         return found
 
@@ -415,6 +431,8 @@ class _Converter:
             bridge.local_status = _flag(value)
         elif option == "notification_topic":
             bridge.status_topic = value
+        elif option == "bridge_insecure" and not _flag(value):
+            pass  # the name in the server's certificate is checked
         elif option in {"bridge_cafile", "bridge_certfile", "bridge_keyfile"}:
             names = {"bridge_cafile": "ca", "bridge_certfile": "certificate", "bridge_keyfile": "key"}
             bridge.tls[names[option]] = str(self._absolute(value))
