@@ -218,8 +218,17 @@ def call(args: Sequence[str]) -> int:
         PenstockError: the command failed.
     """
     command = typer.main.get_command(app)
+
+    def run() -> Any:
+        return command(args=list(args), prog_name="penstock", standalone_mode=False)
+
     try:
-        status = command(args=list(args), prog_name="penstock", standalone_mode=False)
+        if os.environ.get("_PENSTOCK_COMPLETE") == "complete_bash":
+            from penstock.cli.bash_completion import complete
+
+            status = complete(run)
+        else:
+            status = run()
     except UsageError as error:
         _print_usage_error(error)
         return 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.bash_completion import join_words, shown
 from penstock.cli.node_api import NodeApi
 from penstock.errors import UnavailableError
 from penstock.security.passwords import edit_passwords, make_credential
@@ -48,6 +49,55 @@ def offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> li
 )
 def test_names_are_offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]) -> None:
     assert offered(penstock, monkeypatch, line) == names
+
+
+def in_bash(penstock: Command, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
+    """What is offered for the last of the ``words`` into which Bash has split a line."""
+    monkeypatch.setenv("_PENSTOCK_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    done = penstock()
+    assert (done.status, done.err) == (0, "")
+    return done.out.splitlines()
+
+
+def test_bash_splits_words_at_colons_and_interprets_characters_of_names(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web
+) -> None:
+    address = ("penstock", "tube", "topic", "describe", "--http", "edge", ":", "8080")
+    assert in_bash(penstock, monkeypatch, *address, "wa") == ["water"]
+    assert web.calls[-1][0] == "edge:8080"
+    assert in_bash(penstock, monkeypatch, *address[:4], "--http", "=", "other", ":", "1", "wa") == ["water"]
+    assert web.calls[-1][0] == "other:1"
+    names = ["it's $5", "x:y", "x:z", "ü*"]
+    web.answers["admin_query_topic_info"] = [{"topicName": name} for name in names]
+    describe = address[:4]
+    assert in_bash(penstock, monkeypatch, *describe, "") == [r"it\'s\ \$5", "x:y", "x:z", r"ü\*"]
+    assert in_bash(penstock, monkeypatch, *describe, "x", ":") == ["y", "z"]
+    assert in_bash(penstock, monkeypatch, *describe, "x", ":", "z") == ["z"]
+    assert in_bash(penstock, monkeypatch, *describe, '"it') == [r"it's \$5"]
+    assert in_bash(penstock, monkeypatch, *describe, "'x:") == ["x:y", "x:z"]
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "joined"),
+    [
+        ("penstock kv get", 2, (["penstock", "kv", "get"], 2)),
+        ("p --broker mqtt : //h : 1 x", 7, (["p", "--broker", "mqtt://h:1", "x"], 3)),
+        ("p --broker mqtt : //h : 1 x", 3, (["p", "--broker", "mqtt://h:1", "x"], 2)),
+        ("p --broker = mqtt : //h", 5, (["p", "--broker=mqtt://h"], 1)),
+        ("p a := b", 2, (["p", "a:=b"], 1)),
+        ("p", 1, (["p"], 1)),
+    ],
+)
+def test_words_are_joined(words: str, at: int, joined: tuple[list[str], int]) -> None:
+    assert join_words(words.split(), at) == joined
+
+
+def test_a_value_after_an_equals_sign_is_completed_without_the_option() -> None:
+    assert shown("mqtt://edge", "--broker=mqtt:") == "//edge"
+    assert shown("a=b c", "a=") == r"b\ c"
+    assert shown("it's", "'i") == r"it'\''s"
 
 
 def test_the_master_that_the_line_names_is_asked(penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
