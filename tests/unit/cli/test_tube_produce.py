@@ -142,10 +142,23 @@ def test_produce_lines_of_standard_input_and_answer_in_json(penstock: Command) -
     }
 
 
+@pytest.mark.usefixtures("_producer")
+def test_produce_lines_of_a_terminal(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard, terminal = os.openpty()
+    os.write(keyboard, b"one\ntwo words\n\x04")  # the last is Ctrl-D
+    with os.fdopen(terminal, encoding="utf-8") as stream:
+        monkeypatch.setattr("tests.unit.cli.conftest.Stdin", lambda _: stream)
+        done = penstock("tube", "produce", "water")
+    os.close(keyboard)
+    assert [record.value for _, record, _ in Producer.sent] == [b"one", b"two words"]
+    assert (done.status, done.out) == (0, "")
+    assert done.err == "each line is a record, sent at its end; Ctrl-D ends the input\n2 records produced to water\n"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["water"], "tube produce: no values"),
+        (["water", "--format", "length"], "tube produce: no values"),
         (["water", "v", "--header", "x"], "--header: got 'x'"),
         (["water", "v", "--header", "=x"], "--header: got '=x'"),
         (["water", "v", "--partition", "-1"], "--partition: got '-1'"),

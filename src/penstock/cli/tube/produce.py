@@ -108,14 +108,16 @@ def produce(
 ) -> None:
     """Append records to TOPIC, as they are read.
 
-    Exits when all records are acknowledged. With --json, the offset of each record is printed when it is acknowledged.
+    Exits when all records are acknowledged, on a terminal after Ctrl-D. With --json, the offset of each record is
+    printed when it is acknowledged.
     """
     check_topic(topic)
     headers = [_header(text) for text in header or []]
     if values and file is not None:
         raise ConfigError("tube produce: values and --file exclude each other", do="use one of them")
-    if not values and file is None and sys.stdin.isatty():
-        raise ConfigError("tube produce: no values", do="write them as arguments, in a --file, or to standard input")
+    typed = not values and file is None and sys.stdin.isatty()
+    if typed and form is InputFormat.LENGTH:
+        raise ConfigError("tube produce: no values", do="write them to a --file, or to standard input")
     if form is InputFormat.JSON and any([values, headers, key, key_separator, key_field, msg_type]):
         raise ConfigError(
             "--format json: a line contains its key, headers and message type",
@@ -148,6 +150,8 @@ def produce(
         limit = "" if math.isinf(timeout_s) else f" up to {timeout_s:g} s"
         note(f"waiting{limit} for topic {topic}: {escape(reason)}")
 
+    if typed:
+        note("each line is a record, sent at its end; Ctrl-D ends the input")
     splitter = LengthSplitter() if form is InputFormat.LENGTH else LineSplitter()
     source = _values(values) if values else _read(file, splitter)
     show = _print_place if as_json else None
@@ -351,8 +355,9 @@ async def _produce(
                 while not sent.empty():
                     if (future := sent.get_nowait()) is not None:
                         future.cancel()
-    except BaseException:  # also after Ctrl-C: the user continues after the stored records
-        note(f"{_records(stored)} produced to {topic} before the failure")
+    except BaseException as error:  # also after Ctrl-C: the user continues after the stored records
+        end = "failure" if isinstance(error, Exception) else "interrupt"
+        note(f"{_records(stored)} produced to {topic} before the {end}")
         raise
     return stored
 

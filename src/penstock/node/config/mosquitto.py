@@ -232,18 +232,18 @@ class _Converter:
     # Options
 
     def _convert(self, line: _Line) -> None:
-        option, value = line.option, line.value
+        option = line.option
         if option == "listener":
             self._part, self._local_only = None, False
             self._part = self._listener(line)
         elif option == "connection":
             self._part = None
             self._part = self._bridge(line)
-        elif isinstance(self._part, _Bridge) and self._of_bridge(self._part, line):
-            pass
-        elif self._of_file(line):
-            pass
-        elif isinstance(self._part, _Listener) and self._of_listener(self._part, line):
+        elif (
+            (isinstance(self._part, _Bridge) and self._of_bridge(self._part, line))
+            or self._of_file(line)
+            or (isinstance(self._part, _Listener) and self._of_listener(self._part, line))
+        ):
             pass
         elif option.startswith(("plugin_opt_", "auth_opt_")):
             self._leave_out(line, _PLUGIN)
