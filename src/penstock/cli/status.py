@@ -127,4 +127,11 @@ def _advice(hops: Sequence[Hop]) -> list[str]:
     subscribers = by_id.get("subscribers")
     if subscribers is not None and subscribers.error_rate:
         found.append("messages for slow MQTT clients are dropped: penstock top, view 2, sorted by queue")
+    pipelines, tables = by_id.get("pipelines"), by_id.get("tables")
+    if pipelines is not None and pipelines.errors:
+        found.append("pipelines have failed, were lost, or have dead letters: penstock pipeline status FILE")
+    if (tables is not None and tables.lag_records and (tables.lag_s or 0) > 60) or (
+        pipelines is not None and pipelines.lag_records and (pipelines.lag_s or 0) > 60
+    ):
+        found.append("pipelines are behind: penstock pipeline status FILE shows which sink, and how long a batch takes")
     return found

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.cli.main import main
+from penstock.cli.status import _advice
+from penstock.console.snapshots import Hop
 from penstock.errors import StorageError
 from penstock.node.config.mqtt import Security
 from penstock.node.data_dir import ADDRESSES, running_node
@@ -92,3 +96,15 @@ def test_the_addresses_of_a_killed_node_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("1\n")
     (tmp_path / ADDRESSES).write_text('{"http": "127.0.0.1:1"}')
     assert running_node(tmp_path) is None
+
+
+def test_the_next_command_is_that_of_the_hop_with_a_problem() -> None:
+    def advice(**changed: Any) -> list[str]:
+        hop = Hop("pipelines", "Pipelines", "records", 1.0, 100, **changed)
+        return _advice([hop, replace(hop, id="tables", errors=0)])
+
+    assert advice() == advice(lag_records=5, lag_s=3.0) == []
+    (errors,) = advice(errors=2)
+    assert "pipelines have failed, were lost, or have dead letters: penstock pipeline status FILE" in errors
+    (behind,) = advice(lag_records=5, lag_s=61.0)
+    assert behind.startswith("pipelines are behind: ")

@@ -87,10 +87,12 @@ def test_reset(web: Web, penstock: Command, to: str, offset: int, messages: int)
     assert json.loads(done.out) == {
         "topic": "water", "broker": 1, "partition": 0, "from": 28, "to": offset, "messages": messages,
     }  # fmt: skip
-    assert done.err == "nothing was changed: --dry-run\n"
+    count = "1 message" if abs(messages) == 1 else f"{abs(messages)} messages"
+    effect = f"; {count} {'read again' if messages < 0 else 'skipped'}" if messages else ""
+    assert done.err == f"nothing was changed: --dry-run{effect}\n"
     assert "admin_set_offset" not in [method for _, method, _ in web.calls]
     done = penstock("tube", "offset", "reset", "lake", "--to", to)
-    assert (done.status, done.err) == (0, "group lake was reset in 1 partition\n")
+    assert (done.status, done.err) == (0, f"group lake was reset in 1 partition{effect}\n")
     address, method, parameters = web.calls[-1]
     assert (address, method) == ("127.0.0.1:8081", "admin_set_offset")
     assert json.loads(parameters["offsetJsonInfo"]) == {"1:water:0": offset}
@@ -222,6 +224,13 @@ def test_lag_of_all_groups(web: Web, penstock: Command) -> None:
     assert done.err == "group lake has no members: its lag grows until a consumer joins it\n"
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 1, "topicSet": ["water"]}]
     assert penstock("tube", "group", "lag").err == ""
+    web.answers["admin_query_offset"][2] = {"groupName": "pipeline-water-rows", "subInfo": [
+        {"topicName": "water", "offsets": [standing(28)]}
+    ]}  # fmt: skip
+    assert penstock("tube", "group", "lag").err == (
+        "pipeline-water-rows: of pipelines, which may have stopped, failed or be slow: penstock pipeline status FILE\n"
+    )
+    del web.answers["admin_query_offset"][2]
     assert penstock("tube", "group", "lag", "--fail-above", "1").status == 1
     rows = [json.loads(line) for line in penstock("tube", "group", "lag", "--json").out.splitlines()]
     assert [row["group"] for row in rows] == ["archive", "lake"]

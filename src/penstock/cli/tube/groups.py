@@ -304,7 +304,17 @@ def offsets_reset(
         {**_place(s), "from": s.offset, "to": offset, "messages": messages} for s, offset, messages in moves
     ]
     print_table(rows, ["topic", "broker", "partition", "from", "to", "messages"], as_json=as_json)
-    note("nothing was changed: --dry-run" if dry_run else f"group {group} was reset in {_partitions(len(rows))}")
+    counts = [messages for *_, messages in moves if messages is not None]
+    effects = [
+        f"{count} {'message' if count == 1 else 'messages'} {effect}"
+        for count, effect in (
+            (-sum(min(n, 0) for n in counts), "read again"),
+            (sum(max(n, 0) for n in counts), "skipped"),
+        )
+        if count
+    ]
+    done = "nothing was changed: --dry-run" if dry_run else f"group {group} was reset in {_partitions(len(rows))}"
+    note(f"{done}; {', '.join(effects)}" if effects else done)
 
 
 def _refuse_query(group: str) -> None:
@@ -404,8 +414,14 @@ def lag(
     def show(rows: list[dict[str, Cell]]) -> None:
         _print_lag(rows, many=group is None, as_json=as_json)
         if not as_json and watch is None:
-            for name in _without_members(tube, {str(row["group"]) for row in rows if row["messages"]}):
+            behind = {str(row["group"]) for row in rows if row["messages"]}
+            for name in _without_members(tube, behind):
                 note(f"group {escape(name)} has no members: its lag grows until a consumer joins it")
+            if pipelines := sorted(name for name in behind if name.startswith("pipeline-")):
+                note(
+                    f"{escape(', '.join(pipelines))}: of pipelines, which may have stopped, failed or be slow: "
+                    "penstock pipeline status FILE"
+                )
         too_much = fail_above is not None and (
             unavailable or sum(int(row["messages"] or 0) for row in rows) > fail_above
         )
