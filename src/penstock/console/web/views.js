@@ -201,7 +201,7 @@ function Reset({ group, partitions }) {
     </form>
     ${error && html`<${Failure} error=${error} />`}
     ${done && html`<p role="status">The offsets of ${counted(done.partitions, "partition")} were reset: ${words(done)}.</p>`}
-    ${plan && html`<div class="action"><p role="alert">${plan.exact ? "" : "About: "}${words(plan)}, in ${counted(plan.partitions, "partition")}.</p>
+    ${plan && html`<div class="action"><p role="alert">${plan.exact ? "" : "About: "}${words(plan)}, in ${counted(plan.partitions, "partition")}${/^\d+$/.test(plan.to) ? `, to ${clock(Number(plan.to))} UTC` : ""}.</p>
       <${Plain} title="Preview" rows=${plan.moves} columns=${[
         { title: "Topic", cell: (row) => row.topic }, { title: "Partition", right: true, cell: (row) => row.partition },
         { title: "From", right: true, cell: (row) => row.from_offset }, { title: "To", right: true, cell: (row) => row.to_offset },
