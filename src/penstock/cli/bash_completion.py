@@ -20,7 +20,7 @@ _SPECIAL = re.compile(r"[^\w@%+=:,./-]")
 _IN_DOUBLE_QUOTES = re.compile(r'["$`\\]')
 
 
-def complete(run: Callable[[], int]) -> int:
+def complete(run: Callable[[], object]) -> object:
     """Call ``run``, which prints the names for ``COMP_WORDS`` and ``COMP_CWORD``, and print them as Bash needs them."""
     text = os.environ.get("COMP_WORDS", "")
     words, at = join_words(text.split("\n" if "\n" in text else " "), int(os.environ.get("COMP_CWORD", "0")))

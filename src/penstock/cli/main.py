@@ -219,16 +219,16 @@ def call(args: Sequence[str]) -> int:
     """
     command = typer.main.get_command(app)
 
-    def run() -> Any:
+    def invoke() -> object:
         return command(args=list(args), prog_name="penstock", standalone_mode=False)
 
     try:
         if os.environ.get("_PENSTOCK_COMPLETE") == "complete_bash":
             from penstock.cli.bash_completion import complete
 
-            status = complete(run)
+            status = complete(invoke)
         else:
-            status = run()
+            status = invoke()
     except UsageError as error:
         _print_usage_error(error)
         return 2

@@ -37,7 +37,7 @@ class HostProblem(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What is checked. ``libc``: name of the C library of Python, "" if unknown; ``codeset``: of its locale.
+    """A machine to check. ``libc``: name of the C library of Python, "" if unknown; ``codeset``: of its locale.
 
     ``root``: the directory with ``proc``, ``sys`` and ``lib``.
     """
