@@ -114,9 +114,9 @@ def _of_spark() -> Iterator[CheckResult]:
     """The findings about the Spark of this environment, with which pipelines run; none if it is not installed."""
     if find_spec("pyspark") is None:
         return
+    from penstock.cli.spark_host import host_problems, this_machine
     from penstock.node.doctor import CheckResult, Level
     from penstock.spark.environment.class_archive import archive_path, installation
-    from penstock.spark.environment.host import host_problems, this_machine
     from penstock.spark.environment.java import find_java
 
     found: Java | None = None

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
+from penstock.cli.spark_host import Machine
 from penstock.errors import ConfigError, StorageError
 from penstock.node.node import Node
-from penstock.spark.environment.host import Machine
 from penstock.spark.environment.java import Java
 from tests.unit.node.test_node import config
 
@@ -86,7 +86,7 @@ def test_the_archive_of_the_classes_of_spark_is_reported(
     monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda: tmp_path)
     monkeypatch.setattr("penstock.spark.environment.class_archive.archive_path", lambda *_: archive)
     monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda: Java(tmp_path / "java", 17, "test"))
-    monkeypatch.setattr("penstock.spark.environment.host.host_problems", lambda *_: ())
+    monkeypatch.setattr("penstock.cli.spark_host.host_problems", lambda *_: ())
 
     def row() -> dict[str, str]:
         main(["doctor", "--json"])
@@ -115,8 +115,8 @@ def test_properties_of_the_machine_that_break_spark_are_warnings(
     (tmp_path / "lib" / "ld-musl-x86_64.so.1").touch()
     machine = Machine(tmp_path, {"JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={tmp_path}"}, "glibc", "UTF-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock.spark.environment.host.this_machine", lambda: machine)
-    monkeypatch.setattr("penstock.spark.environment.host.TEMPORARY_BYTES", 0)
+    monkeypatch.setattr("penstock.cli.spark_host.this_machine", lambda: machine)
+    monkeypatch.setattr("penstock.cli.spark_host.TEMPORARY_BYTES", 0)
     monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda: None)
     monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda: Java(tmp_path / "java", 17, "PATH"))
     main(["doctor", "--json"])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.spark.environment.host import HostProblem, Machine, host_problems, this_machine
+from penstock.cli.spark_host import HostProblem, Machine, host_problems, this_machine
 
 
 @pytest.fixture
