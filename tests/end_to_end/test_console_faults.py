@@ -110,7 +110,7 @@ async def test_lost_responses_are_shown_and_an_error_of_a_page_is_not_a_blank_on
     from playwright.async_api import expect
 
     async with browsing(ready) as browser:
-        page = await _signed_in(browser, "groups/lake")
+        page = await _signed_in(browser, "keys")
         alert = page.get_by_role("alert")
         facts = page.locator("dl.facts").first
         browser.allowed = ("Failed to load resource", "TypeError")
