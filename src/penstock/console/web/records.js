@@ -1,6 +1,6 @@
 // The message browser: records of a TubeMQ topic by offset, by time, newest first, filtered, and as they arrive.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, clock, counted, download, Failure, html, indented, link, number, poll, request, saveFile, usePoll, within } from "./lib.js";
+import { useContext, useEffect, useRef, useState } from "preact/hooks";
+import { bytes, clock, counted, download, Failure, html, indented, link, number, poll, request, saveFile, Session, usePoll, within } from "./lib.js";
 import { Facts } from "./table.js";
 
 const STARTS = [["newest", "newest"], ["earliest", "earliest"], ["time", "a time"], ["offset", "an offset"], ["end", "new records"]];
@@ -119,6 +119,7 @@ function Page({ topic, parameters }) {
 
 /** Records as they arrive. A pause keeps the place in the log; what was dropped from the list is counted. */
 function Live({ topic, parameters }) {
+  const { version } = useContext(Session);
   const [state, set] = useState({ rows: [], seen: 0, examined: 0, behind: false, skipped: 0, notes: [] });
   const [error, fail] = useState(null);
   const [paused, pause] = useState(false);
@@ -145,7 +146,7 @@ function Live({ topic, parameters }) {
       }
       return behind ? EVERY / 5 : EVERY;
     });
-  }, [paused]);
+  }, [paused, version]);
   const skip = () => {
     cursor.current = "";
     set((before) => ({ ...before, behind: false, skipped: before.skipped + 1 }));
