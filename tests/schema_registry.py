@@ -139,7 +139,11 @@ class Registry:
 
     def posted(self, path: str, schema: str, **more: object) -> tuple[int, object]:
         """Status and body of the response to a request with a schema."""
-        if more.get("schemaType") != "PROTOBUF":
+        if more.get("schemaType") == "PROTOBUF":
+            FileDescriptorProto.FromString(base64.b64decode(schema, validate=True))
+            # Requested in the other form, see `_in_form`.
+            more["serialized"] = schema
+        else:
             json.loads(schema)
         checks = path.startswith("/compatibility")
         registers = path.endswith("/versions")
@@ -147,7 +151,11 @@ class Registry:
         ids = self.subjects.get(subject)
         if ids is None and not registers:
             return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
-        found = next((each for each in ids or () if self.schemas[each]["schema"] == schema), None)
+        kind = more.get("schemaType", "AVRO")
+        known = ((each, self.schemas[each]) for each in ids or ())
+        found = next(
+            (each for each, of in known if (of["schema"], of.get("schemaType", "AVRO")) == (schema, kind)), None
+        )
         if found is not None and not checks:
             return 200, {"subject": subject, "id": found, "version": 1, "schema": schema}
         why = self.refuse(subject, schema)

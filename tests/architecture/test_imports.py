@@ -182,7 +182,7 @@ RULES = [
             ),
             (
                 "ledger",
-                ("spec", "sinks.avro", "sinks.parquet", "sinks.table", "sources", "state_dir"),
+                ("spec", "sinks.parquet", "sinks.registered_values", "sinks.table", "sources", "state_dir"),
                 ("spark", "statestore.hlc", "tube.producer", "tube.record"),
                 IO,
             ),

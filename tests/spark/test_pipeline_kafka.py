@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -17,14 +18,24 @@ from functools import partial
 from pathlib import Path
 
 import fastavro
+import jsonschema
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from google.protobuf import json_format, text_format, timestamp_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 
 from penstock.errors import PenstockError
+from penstock.payloads.protobuf_schema import with_imports
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import check_topics
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.sinks.registered_values import encoded_value, schema_of_rows
+from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.loader import load
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
@@ -165,13 +176,17 @@ steps:
   - name: parsed
     parse: {{schema: "place STRING, n BIGINT NOT NULL, at TIMESTAMP, tags MAP<STRING, STRING>"}}
   - name: more
-    map: {{compute: {{twice: "CAST(n AS DECIMAL(20, 1)) * 2"}}}}
+    map:
+      compute:
+        twice: "CAST(n AS DECIMAL(20, 1)) * 2"
+        parts: "array(map('x', named_struct('half', IF(n = 4, DOUBLE('NaN'), n / 2.0D))), NULL)"
 sinks:
   - name: derived
     kafka:
       bootstrap: ["ADDRESS"]
       topic: avro_derived
       key: "{{place}}"
+      value: [place, n, at, tags, twice]
       order_by: n
       avro: {{registry: {{url: "URL"}}}}
   - name: given
@@ -180,15 +195,34 @@ sinks:
       topic: avro_given
       max_bytes: 60
       avro: {{registry: {{url: "URL"}}, subject_name_strategy: record, auto_register: false, schema: 'SCHEMA'}}
+  - name: messages
+    kafka:
+      bootstrap: ["ADDRESS"]
+      topic: protobuf_given
+      protobuf: {{registry: {{url: "URL"}}, schema_file: "DESCRIPTORS", message: Place}}
+  - name: objects
+    kafka:
+      bootstrap: ["ADDRESS"]
+      topic: json_derived
+      json_schema: {{registry: {{url: "URL"}}, title: Place}}
 """
 GIVEN = """\
 {"type": "record", "name": "Place", "namespace": "plant", "fields": [{"name": "place", "type": "string"},
 {"name": "n", "type": "int"}]}
 """
+PLACE = """\
+name: "place.proto" package: "plant" syntax: "proto3" dependency: "google/protobuf/timestamp.proto"
+message_type { name: "Other" }
+message_type { name: "Place"
+  field { name: "place" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+  field { name: "n" number: 2 type: TYPE_INT32 label: LABEL_OPTIONAL }
+  field { name: "at" number: 3 type: TYPE_MESSAGE type_name: ".google.protobuf.Timestamp" label: LABEL_OPTIONAL }
+}
+"""
 
 
-def avro_values(kafka: KafkaBroker, registry: Registry, topic: str) -> dict[str, object]:
-    """The values that fastavro reads, by the id of their source record."""
+def values(kafka: KafkaBroker, registry: Registry, topic: str) -> dict[str, object]:
+    """The values that a library of their format reads with the schema in the registry, by id of the source record."""
     found: dict[str, object] = {}
     for message in committed(kafka.address, topic):
         pairs, value = message.headers(), message.value()
@@ -196,22 +230,96 @@ def avro_values(kafka: KafkaBroker, registry: Registry, topic: str) -> dict[str,
         assert isinstance(value, bytes)
         zero, schema_id = struct.unpack(">bI", value[:5])
         assert zero == 0
-        stream = io.BytesIO(value[5:])
-        schema = fastavro.parse_schema(json.loads(registry.schemas[schema_id]["schema"]))
+        schema = registry.schemas[schema_id]
         ((key, name),) = pairs
         assert key == "id"
         assert isinstance(name, bytes)
-        found[name.decode().partition("/")[0]] = fastavro.schemaless_reader(stream, schema, None)
-        assert not stream.read()
+        read = {"AVRO": avro_value, "PROTOBUF": protobuf_value, "JSON": json_value}[schema.get("schemaType", "AVRO")]
+        found[name.decode().partition("/")[0]] = read(schema["schema"], value[5:])
     return found
 
 
+def avro_value(schema: str, value: bytes) -> object:
+    stream = io.BytesIO(value)
+    found = fastavro.schemaless_reader(stream, fastavro.parse_schema(json.loads(schema)), None)
+    assert not stream.read()
+    return found
+
+
+def protobuf_value(schema: str, value: bytes) -> object:
+    # One index of a message, 1, as zigzag encoded varints.
+    assert value[:2] == b"\x02\x02"
+    pool = DescriptorPool()
+    for file in (timestamp_pb2.DESCRIPTOR.serialized_pb, base64.b64decode(schema)):
+        pool.AddSerializedFile(file)
+    message = GetMessageClass(pool.FindMessageTypeByName("plant.Place")).FromString(value[2:])
+    return json_format.MessageToDict(message, descriptor_pool=pool)
+
+
+def json_value(schema: str, value: bytes) -> object:
+    found = json.loads(value)
+    jsonschema.Draft7Validator(json.loads(schema), format_checker=jsonschema.FormatChecker()).validate(found)
+    return found
+
+
+AS_JSON = """\
+name: p
+source: {topics: [t]}
+sinks:
+  - name: objects
+    kafka: {bootstrap: ["127.0.0.1:9"], topic: t, json_schema: {registry: {url: "http://127.0.0.1:9"}}}
+"""
+TYPES = """\
+id % 2 = 0 AS yes, CAST(id AS TINYINT) AS tiny, id AS big, CAST(id / 3 AS FLOAT) AS float, id / 3 AS double,
+CAST(id / 7 AS DECIMAL(9, 4)) AS decimal, concat('ä', id) AS text, CAST('x' AS BINARY) AS bytes,
+DATE'2026-01-02' AS day, timestamp_micros(id) AS at, CAST(timestamp_micros(id) AS TIMESTAMP_NTZ) AS local,
+IF(id = 0, NULL, array(id, NULL)) AS list, map('k', struct(id AS v, CAST(NULL AS INT) AS n), 'l', NULL) AS named,
+struct(id AS a, array(struct('x' AS c)) AS `b b`) AS nested, parse_json('{"a": [1, null]}') AS variant
+"""
+NOT_UTF_8 = "CAST(X'ff' AS STRING)"
+
+
+def test_json_is_valid_for_the_schema_that_is_derived(spark: SparkSession) -> None:
+    (sink,) = loader.parse(AS_JSON, name="p.yaml").sinks
+    rows = spark.range(2).selectExpr(TYPES)
+    schema = json.loads(schema_of_rows(rows, sink))
+    found = rows.select(encoded_value(rows, sink, sf.expr("big > 0")).alias("made")).selectExpr("made.*").collect()
+    assert [tuple(row) for row in found[:1]] == [(None, None)]
+    ((value, reason),) = found[1:]
+    assert reason is None
+    read = json.loads(value)
+    jsonschema.Draft7Validator(schema, format_checker=jsonschema.FormatChecker()).validate(read)
+    assert read.keys() == schema["properties"].keys()
+    assert read["list"] == [1, None]
+    assert read["named"] == {"k": {"v": 1}, "l": None}
+    assert read["nested"] == {"a": 1, "b b": [{"c": "x"}]}
+    assert (read["bytes"], read["variant"], read["text"]) == ("eA==", {"a": [1, None]}, "ä1")
+
+    wrong = {
+        "a": "DOUBLE('NaN')",
+        "b": "FLOAT('-Infinity')",
+        "c": "struct(array(map('x', DOUBLE('Infinity'))) AS d)",
+        "d": NOT_UTF_8,
+        "e": f"array(NULL, struct({NOT_UTF_8} AS f))",
+        "f": f"map({NOT_UTF_8}, 1.5D)",
+    }
+    for name, expression in wrong.items():
+        rows = spark.range(2).selectExpr(f"IF(id = 0, {expression}, NULL) AS {name}", "'x' AS other")
+        bad, good = rows.select(encoded_value(rows, sink, sf.expr("true")).alias("made")).selectExpr("made.*").collect()
+        why = "it is NaN or infinite" if name in "abc" else "it has a text that is not UTF-8"
+        assert bad["reason"] == f"it cannot be written as JSON: {name}: {why}"
+        assert (bytes(good["value"]), good["reason"]) == (b'{"other":"x"}', None)
+
+
 @pytest.mark.timeout(1200)
-def test_values_are_avro_with_a_schema_in_a_registry(setup_of: Callable[..., Setup], kafka: KafkaBroker) -> None:
-    create(kafka, "avro_derived", "avro_given")
+def test_values_have_a_schema_in_a_registry(setup_of: Callable[..., Setup], kafka: KafkaBroker, tmp_path: Path) -> None:
+    create(kafka, "avro_derived", "avro_given", "protobuf_given", "json_derived")
+    descriptors = FileDescriptorSet(file=[text_format.Parse(PLACE, FileDescriptorProto())])
+    (tmp_path / "place.desc").write_bytes(with_imports(descriptors.SerializeToString()))
     with Registry() as registry:
         given = " ".join(GIVEN.split())
         text = WITH_SCHEMAS.replace("SCHEMA", given.replace("{", "{{").replace("}", "}}"))
+        text = text.replace("DESCRIPTORS", str(tmp_path / "place.desc"))
         setup = setup_of(text.replace("ADDRESS", kafka.address).replace("URL", registry.url), 1)
         # The schema of `given` must be registered.
         lacks = r"does not have the schema of the sink in the subject 'plant.Place'"
@@ -241,27 +349,51 @@ def test_values_are_avro_with_a_schema_in_a_registry(setup_of: Callable[..., Set
             "c": {"place": None, "n": 3, **none, "twice": Decimal("6.0")},
             "d": {"place": "r" * 60, "n": 4, **none, "twice": Decimal("8.0")},
         }
-        assert avro_values(kafka, registry, "avro_derived") == derived
-        assert avro_values(kafka, registry, "avro_given") == {"a": {"place": "p", "n": 1}}
-        reasons = {letter["id"]: (letter["step"], letter["reason"]) for letter in setup.dead()}
+        messages: dict[str, object] = {
+            "a": {"place": "p", "n": 1, "at": "2026-01-02T03:04:05.678901Z"},
+            "d": {"place": "r" * 60, "n": 4},
+        }
+
+        def parts(half: float) -> dict[str, object]:
+            return {"twice": half * 4, "parts": [{"x": {"half": half}}, None]}
+
+        objects: dict[str, object] = {
+            "a": {"place": "p", "n": 1, "at": "2026-01-02T03:04:05.678Z", **parts(0.5)},
+            "b": {"place": "q", "n": 1 << 40, "tags": {"x": "y"}, **parts(float(1 << 39))},
+            "c": {"n": 3, **parts(1.5)},
+        }
+        assert values(kafka, registry, "avro_derived") == derived
+        assert values(kafka, registry, "avro_given") == {"a": {"place": "p", "n": 1}}
+        assert values(kafka, registry, "protobuf_given") == messages
+        assert values(kafka, registry, "json_derived") == objects
+        reasons = {(letter["step"], letter["id"]): letter["reason"] for letter in setup.dead()}
+        avro, protobuf = "it cannot be written as Avro: ", "it cannot be written as Protobuf: "
         assert reasons == {
-            "b": ("sink:given", "it cannot be written as Avro: n: 1099511627776 has more than 32 bits"),
-            "c": ("sink:given", "it cannot be written as Avro: place: it is null, which the schema does not permit"),
-            "d": ("sink:given", "the value has 67 bytes, at most 60 are allowed"),
+            ("sink:given", "b"): f"{avro}n: 1099511627776 has more than 32 bits",
+            ("sink:given", "c"): f"{avro}place: it is null, which the schema does not permit",
+            ("sink:given", "d"): "the value has 67 bytes, at most 60 are allowed",
+            ("sink:messages", "b"): f"{protobuf}n: 1099511627776 is not a value of int32",
+            ("sink:messages", "c"): f"{protobuf}place: it is null, which the schema does not permit",
+            ("sink:objects", "d"): "it cannot be written as JSON: parts: it is NaN or infinite",
         }
 
         # A batch that is repeated is not sent again. Two batches of a run need one request for each sink.
-        setup.forget_the_last_data("derived")
-        setup.forget_the_last_data("given")
+        for sink in ("derived", "given", "messages", "objects"):
+            setup.forget_the_last_data(sink)
         setup.send(*(Record(json.dumps({"place": "s", "n": n}).encode(), id=f"n{n}") for n in range(5)))
         registry.requests.clear()
         setup.run()
         derived |= {f"n{n}": {"place": "s", "n": n, **none, "twice": Decimal(2 * n)} for n in range(5)}
-        assert avro_values(kafka, registry, "avro_derived") == derived
-        assert len(avro_values(kafka, registry, "avro_given")) == 6
-        assert registry.requests.count("/subjects/avro_derived-value/versions") == 1
+        messages |= {f"n{n}": {"place": "s", **({"n": n} if n else {})} for n in range(5)}
+        objects |= {f"n{n}": {"place": "s", "n": n, **parts(n / 2)} for n in range(4)}
+        assert values(kafka, registry, "avro_derived") == derived
+        assert len(values(kafka, registry, "avro_given")) == 6
+        assert values(kafka, registry, "protobuf_given") == messages
+        assert values(kafka, registry, "json_derived") == objects
+        for subject in ("avro_derived", "protobuf_given", "json_derived"):
+            assert registry.requests.count(f"/subjects/{subject}-value/versions") == 1
         accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
-        assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 2
+        assert [(account.off, account.unknown) for account in accounts] == [((), ())] * 4
 
         # Only the run knows the type of `twice`: the registry refuses the schema when the first batch has rows.
         registry.subjects.clear()
@@ -271,7 +403,7 @@ def test_values_are_avro_with_a_schema_in_a_registry(setup_of: Callable[..., Set
         with pytest.raises(PenstockError, match="refused the schema of the subject 'avro_derived-value'") as refused:
             setup.run()
         assert "TYPE_MISMATCH" in (refused.value.why or "")
-        assert avro_values(kafka, registry, "avro_derived") == derived
+        assert values(kafka, registry, "avro_derived") == derived
 
 
 @pytest.mark.nightly

@@ -14,16 +14,13 @@ from typing import Any
 from uuid import UUID
 
 from penstock.payloads.avro_schema import AvroType
+from penstock.payloads.errors import FieldValueError
 
 __all__ = ["record_encoder"]
 
 _Write = Callable[[bytearray, Any], None]
 """Function that appends a value to a message. Raises ValueError if the type does not have it."""
 _ALL_DIGITS = Context(prec=80)
-
-
-class _FieldValueError(ValueError):
-    """A value that its field cannot have; the text begins with the path of the field."""
 
 
 def record_encoder(record: AvroType) -> Callable[[Mapping[str, Any]], bytes]:
@@ -96,10 +93,10 @@ def _record(kind: AvroType) -> _Write:
         try:
             for name, append in fields:
                 append(out, values[name])
-        except _FieldValueError as error:
-            raise _FieldValueError(f"{name}.{error}") from None
+        except FieldValueError as error:
+            raise FieldValueError(f"{name}.{error}") from None
         except ValueError as error:
-            raise _FieldValueError(f"{name}: {error}") from None
+            raise FieldValueError(f"{name}: {error}") from None
 
     return write
 

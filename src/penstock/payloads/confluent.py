@@ -3,9 +3,11 @@ place of the message in it [Confluent: "Wire format"]."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.payloads.errors import NOT_PROTOBUF, PayloadError
 
-__all__ = ["AFTER_ID", "message_path", "schema_id_of"]
+__all__ = ["AFTER_ID", "encoded_id", "encoded_path", "message_path", "schema_id_of"]
 
 AFTER_ID = 5
 """Size of the byte 0 and the four bytes of the id."""
@@ -25,6 +27,11 @@ def schema_id_of(payload: bytes, code: str) -> int:
     return int.from_bytes(payload[1:AFTER_ID], "big")
 
 
+def encoded_id(schema_id: int) -> bytes:
+    """Return the bytes before a message of the schema ``schema_id``."""
+    return b"\0" + schema_id.to_bytes(AFTER_ID - 1, "big")
+
+
 def message_path(payload: bytes) -> tuple[tuple[int, ...], int]:
     """Return the index of the message in its file, after those of the messages that contain it, and where it begins.
 
@@ -41,6 +48,20 @@ def message_path(payload: bytes) -> tuple[tuple[int, ...], int]:
         index, at = _index(payload, at)
         found.append(index)
     return tuple(found) or (0,), at
+
+
+def encoded_path(path: Sequence[int]) -> bytes:
+    """Return the bytes between the id and a message for its ``path``, see :func:`message_path`."""
+    if tuple(path) == (0,):
+        return b"\0"
+    found = bytearray()
+    for index in (len(path), *path):
+        rest = index << 1  # zigzag
+        while rest > 0x7F:
+            found.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        found.append(rest)
+    return bytes(found)
 
 
 def _index(payload: bytes, at: int) -> tuple[int, int]:

@@ -27,6 +27,7 @@ __all__ = [
     "UNKNOWN_METRIC",
     "UNKNOWN_SCHEMA",
     "FieldError",
+    "FieldValueError",
     "PayloadError",
     "new_fields_error",
     "time_limits",
@@ -77,3 +78,7 @@ class FieldError(Exception):
         super().__init__(text)
         self.code = code
         self.text = text
+
+
+class FieldValueError(ValueError):
+    """A value that its field cannot have, when a message is written; the text begins with the path of the field."""

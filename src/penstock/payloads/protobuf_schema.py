@@ -30,6 +30,7 @@ __all__ = [
     "message_type",
     "registered_files",
     "registered_messages",
+    "schema_to_register",
     "type_name",
     "with_imports",
 ]
@@ -217,6 +218,49 @@ def registered_messages(descriptors: bytes) -> list[Descriptor]:
     return list(pool.FindFileByName(files[-1].name).message_types_by_name.values())
 
 
+def schema_to_register(found: Descriptor) -> str:
+    """Return the file of the message ``found`` as Confluent's client for Python registers it: a FileDescriptorProto in
+    base64, without the JSON names that ``protoc`` adds.
+
+    Raises:
+        ValueError: it imports other files than those of Google's libraries, to which the schema would have to refer, or
+            consumers do not agree on the indexes of the message; the text begins with "expected".
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    if index_path(found) != index_path(found, with_maps=False):
+        raise ValueError(
+            f"expected a message that is not nested behind a map: consumers find {found.full_name} by its index, which "
+            "Go counts with maps, and Java without them"
+        )
+    file = FileDescriptorProto()
+    found.file.CopyToProto(file)
+    others = [name for name in file.dependency if not _LIBRARY.fullmatch(name)]
+    if others:
+        raise ValueError(
+            f"expected a message whose file imports google/protobuf/ and google/type/ only: {file.name!r}, which is "
+            f"registered without references, imports {others[0]!r}"
+        )
+    file.ClearField("source_code_info")
+    _remove_json_names(file.message_type)
+    for extension in file.extension:
+        extension.ClearField("json_name")
+    return base64.b64encode(file.SerializeToString(deterministic=True)).decode()
+
+
+def _remove_json_names(messages: Any) -> None:
+    for message in messages:
+        for field in (*message.field, *message.extension):
+            if field.json_name == _default_json_name(field.name):
+                field.ClearField("json_name")
+        _remove_json_names(message.nested_type)
+
+
+def _default_json_name(name: str) -> str:
+    first, *words = name.split("_")
+    return first + "".join(word[:1].upper() + word[1:] for word in words)
+
+
 def message_at(messages: Sequence[Descriptor], path: Sequence[int]) -> Descriptor | None:
     """Return the message at ``path``, see ``confluent.message_path``, in a file with ``messages``; or None.
 
@@ -245,12 +289,16 @@ def _messages(prefix: str, messages: Any) -> Iterator[str]:
             yield from _messages(name, message.nested_type)
 
 
-def index_path(found: Descriptor) -> tuple[int, ...]:
-    """Return the index of the message in its file, after those of the messages that contain it."""
+def index_path(found: Descriptor, *, with_maps: bool = True) -> tuple[int, ...]:
+    """Return the index of the message in its file, after those of the messages that contain it.
+
+    ``with_maps``: count the entries of maps, see :func:`message_at`.
+    """
     outer = found.containing_type
     siblings = found.file.message_types_by_name.values() if outer is None else outer.nested_types
-    index = [each.full_name for each in siblings].index(found.full_name)
-    return (index,) if outer is None else (*index_path(outer), index)
+    names = [each.full_name for each in siblings if with_maps or not each.GetOptions().map_entry]
+    index = names.index(found.full_name)
+    return (index,) if outer is None else (*index_path(outer, with_maps=with_maps), index)
 
 
 def type_name(field: FieldDescriptor) -> str:

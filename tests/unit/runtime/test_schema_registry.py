@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 from pathlib import Path
@@ -133,6 +134,22 @@ def test_schemas_are_registered_once() -> None:
             "/compatibility/subjects/plant%2Fa-value/versions/latest?verbose=true",
             "/subjects/plant%2Fa-value/versions",
         ]
+
+
+def test_a_schema_is_registered_with_its_type() -> None:
+    with Registry() as registry:
+        options = SchemaRegistry(url=registry.url)
+        text = base64.b64encode(FileDescriptorProto(name="a.proto").SerializeToString()).decode()
+        assert register_schema(options, "a", "{}", "JSON") == 1
+        assert register_schema(options, "b", text, "PROTOBUF") == 2
+        assert register_schema(options, "c", '"int"') == 3
+        assert [registry.schemas[each].get("schemaType") for each in (1, 2, 3)] == ["JSON", "PROTOBUF", None]
+        assert find_schema(options, "a", "{}", "JSON") == 1
+        assert find_schema(options, "a", "{}") is None
+        registry.refuse = lambda _subject, schema: f"{schema} is not compatible"
+        with pytest.raises(RefusedError, match="refused the schema of the subject 'b'") as refused:
+            check_compatible(options, "b", text, "PROTOBUF")
+        assert refused.value.why == f"{text} is not compatible"
 
 
 def test_a_refused_schema_is_an_error_with_the_reason_of_the_registry() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.sinks.avro import check_value_schema
+from penstock.pipelines.sinks.registered_values import check_value_schema
 from penstock.pipelines.sinks.table import check_partitions, check_types, writers
 from penstock.pipelines.spec.columns import sink_types
 from penstock.pipelines.spec.description import as_data

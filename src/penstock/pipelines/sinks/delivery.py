@@ -32,6 +32,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
+from penstock.payloads.confluent import AFTER_ID
 from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import (
     ADDED_ROWS,
@@ -41,15 +42,6 @@ from penstock.pipelines.rows import (
     mark_dead,
     record_identity,
     too_large,
-)
-from penstock.pipelines.sinks.avro import (
-    ENCODED,
-    ID_BYTES,
-    check_value_schema,
-    encoded_value,
-    framed_value,
-    schema_id,
-    schema_of_rows,
 )
 from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
 from penstock.pipelines.sinks.files import FileBatches, write_lines
@@ -69,12 +61,20 @@ from penstock.pipelines.sinks.one_pass import (
 )
 from penstock.pipelines.sinks.partitions import computed_columns, mark_unpartitionable
 from penstock.pipelines.sinks.postgresql import mark_unstorable, write_postgresql
+from penstock.pipelines.sinks.registered_values import (
+    ENCODED,
+    check_value_schema,
+    encoded_value,
+    framed_value,
+    schema_id,
+    schema_of_rows,
+)
 from penstock.pipelines.sinks.table import Table
-from penstock.pipelines.spec.avro_columns import value_fields
 from penstock.pipelines.spec.expectations import check_limits
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import KafkaSink, Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
 from penstock.pipelines.spec.steps import registries_of
+from penstock.pipelines.spec.value_schemas import value_fields
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
@@ -205,7 +205,7 @@ def as_messages(
         sf.concat_ws("/", *record_identity(rows), sf.lit(unique)).alias("_message"),
         (_value(rows, messages) if value is None else value).alias("_value"),
     ]
-    json = not isinstance(messages.value, str) and sink.avro is None
+    json = not isinstance(messages.value, str) and sink.registered is None
     if (records := sink.records) is not None:
         key = sf.lit(None).cast("string") if records.key is None else key_column(rows, records.key)
         named = records.headers
@@ -240,7 +240,7 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
         reasons.append(("sink.topic", sf.when(sf.trim(topic) == "", sf.lit("the topic is empty"))))
     if ENCODED in rows.columns:
         reasons.append(("sink.value", sf.col(f"{ENCODED}.reason")))
-        size = sf.octet_length(f"{ENCODED}.value") + ID_BYTES
+        size = sf.octet_length(f"{ENCODED}.value") + AFTER_ID
     else:
         value = _value(rows, messages)
         reasons.append(("sink.value", sf.when(value.isNull(), sf.lit("the value is null"))))
@@ -255,7 +255,7 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
 def _value(rows: DataFrame, messages: Messages) -> Column:
     if not isinstance(messages.value, str):
         columns = messages.value or data_columns(rows)
-        if isinstance(messages, KafkaSink) and messages.avro is not None:
+        if isinstance(messages, KafkaSink) and messages.registered is not None:
             # A test case has these columns in JSON.
             columns = value_fields(messages, columns)
         return sf.to_json(sf.struct(*columns))
@@ -770,7 +770,7 @@ def _write_kafka(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     pipeline = writer.targets.pipeline
     write = TopicBatch(sink.kafka.target, pipeline.name, sink.name, *writer.identity(batch.number))
     number = batch.number if batch.windows else None
-    framed = None if sink.avro is None or not batch.count else writer.framed_value(sink, batch.rows)
+    framed = None if sink.registered is None or not batch.count else writer.framed_value(sink, batch.rows)
     messages = _in_order(batch.rows.coalesce(1), sink, pipeline, batch=number, value=framed)
     return write_kafka(messages, batch.count, write)
 
@@ -899,7 +899,7 @@ def _mark_unsendable(rows: DataFrame, sink: Sink) -> DataFrame:
     name = sink_letter(sink.name)
     if sink.messages.when != "true":
         rows = mark_filtered(rows, name, sink.messages.when)
-    if sink.avro is not None:
+    if sink.registered is not None:
         rows = rows.withColumn(ENCODED, encoded_value(rows, sink, alive()))
     return mark_dead(rows, name, message_failures(rows, sink, sink.messages)).drop(ENCODED)
 

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.payloads.avro_schema import AvroType, is_avro_name, parse_avro_schema
-from penstock.pipelines.spec.columns import element_of, fields_of, sink_columns
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.sinks import KafkaSink, Sink
+from penstock.pipelines.spec.columns import element_of, entry_of, fields_of
 
-__all__ = ["planned_schema", "value_fields", "value_problem", "value_schema"]
+__all__ = ["check_record", "derived_record"]
 
 _INSTANT = {"type": "long", "logicalType": "timestamp-micros"}
 _SIMPLE: dict[str, object] = {
@@ -32,7 +30,6 @@ _SIMPLE: dict[str, object] = {
     "TIMESTAMP_NTZ": {"type": "long", "logicalType": "local-timestamp-micros"},
 }
 _DECIMALS = ("DECIMAL", "DEC", "NUMERIC")
-_TEXT_MAP = "MAP<STRING, "
 _ACCEPTED: Mapping[str, tuple[str, ...]] = {
     "boolean": ("boolean",),
     "int": ("int", "long"),
@@ -54,73 +51,24 @@ _LOGICAL = {
 """The type of columns that each logical type but decimal accepts, in the same way."""
 
 
-def value_schema(kafka: KafkaSink, columns: Mapping[str, str]) -> str:
-    """Return the schema of the values of ``kafka`` for a stream with ``columns``, their types by name.
+def derived_record(name: str, columns: Iterable[tuple[str, str]]) -> str:
+    """Return the schema of the record ``name`` with the fields ``columns``, names and types.
 
     Raises:
-        ValueError: a column has no type of Avro, or not that of the given schema; the text begins with "expected".
+        ValueError: a column has no type of Avro, or no name of it; the text begins with "expected".
     """
-    avro = kafka.avro
-    assert avro is not None
-    found = {name.lower(): kind for name, kind in columns.items()}
-    if avro.text is not None:
-        for field in parse_avro_schema(avro.text).record.fields:
-            _check(found[field.name.lower()], field.type, field.name)
-        return avro.text
-    chosen = {name: found[name.lower()] for name in (kafka.value or columns)}
-    record = _record((), chosen.items(), avro.record_of(kafka.topic))
-    return json.dumps(record, separators=(",", ":"))
+    return json.dumps(_record((), columns, name), separators=(",", ":"))
 
 
-def value_fields(kafka: KafkaSink, columns: Iterable[str]) -> list[str]:
-    """Return the names of the fields of the values of ``kafka`` for a stream with ``columns``."""
-    assert kafka.avro is not None
-    if kafka.avro.text is not None:
-        return [field.name for field in parse_avro_schema(kafka.avro.text).record.fields]
-    return list(kafka.value or columns)
+def check_record(schema: str, columns: Mapping[str, str]) -> None:
+    """Check that ``columns``, types by field, can be written as the fields of ``schema``; others are not checked.
 
-
-def planned_schema(pipeline: Pipeline, sink: Sink) -> str | None:
-    """Return the schema of the values of ``sink``, which has one; None if only Spark knows the types of its columns."""
-    assert sink.kafka is not None
-    assert sink.avro is not None
-    if sink.avro.text is not None:
-        return sink.avro.text
-    columns = sink_columns(pipeline, sink)
-    if columns is None:
-        return None
-    types = {column.name: column.type for column in columns}
-    chosen = {name.lower() for name in sink.kafka.value or types}
-    known = {name: kind for name, kind in types.items() if kind is not None and name.lower() in chosen}
-    return value_schema(sink.kafka, known) if len(known) == len(chosen) else None
-
-
-def value_problem(pipeline: Pipeline, sink: Sink) -> str | None:
-    """Return what is wrong with the columns that ``sink`` writes as Avro, as far as the file determines them."""
-    assert sink.kafka is not None
-    columns = sink_columns(pipeline, sink)
-    if columns is None:
-        return None
-    types = {column.name.lower(): column.type for column in columns}
-    avro = sink.kafka.avro
-    assert avro is not None
-    try:
-        if avro.text is not None:
-            for field in parse_avro_schema(avro.text).record.fields:
-                if field.name.lower() not in types:
-                    shown = ", ".join(column.name for column in columns)
-                    raise ValueError(f"expected a column for the field {field.name!r} of the schema, found {shown}")
-                if (kind := types[field.name.lower()]) is not None:
-                    _check(kind, field.type, field.name)
-            return None
-        for name in sink.kafka.value or [column.name for column in columns]:
-            if not is_avro_name(name) or "." in name:
-                raise ValueError(_name_expected(name))
-            if (kind := types.get(name.lower())) is not None:
-                _type((name,), kind, "record")
-    except ValueError as error:
-        return str(error)
-    return None
+    Raises:
+        ValueError: a column has another type; the text begins with "expected".
+    """
+    for field in parse_avro_schema(schema).record.fields:
+        if field.name in columns:
+            _check(columns[field.name], field.type, field.name)
 
 
 def _name_expected(name: str) -> str:
@@ -146,8 +94,8 @@ def _type(path: tuple[str, ...], kind: str, record: str) -> object:
         return _record(path, ((field.name, field.type) for field in fields), f"{record}.{path[-1]}")
     if (element := element_of(kind)) is not None:
         return {"type": "array", "items": ["null", _type(path, element, record)]}
-    if kind.startswith(_TEXT_MAP):
-        return {"type": "map", "values": ["null", _type(path, kind[len(_TEXT_MAP) : -1], record)]}
+    if (entry := entry_of(kind)) is not None and entry.key == "STRING":
+        return {"type": "map", "values": ["null", _type(path, entry.value, record)]}
     if (digits := _decimal(kind)) is not None:
         return {"type": "bytes", "logicalType": "decimal", "precision": digits[0], "scale": digits[1]}
     if (simple := _SIMPLE.get(kind.partition("(")[0])) is None:
@@ -183,9 +131,9 @@ def _check(kind: str, avro: AvroType, path: str) -> None:
             assert avro.items is not None
             return _check(element, avro.items, f"elements of {path}")
     elif avro.kind == "map":
-        if kind.startswith(_TEXT_MAP):
+        if (entry := entry_of(kind)) is not None and entry.key == "STRING":
             assert avro.items is not None
-            return _check(kind[len(_TEXT_MAP) : -1], avro.items, f"values of {path}")
+            return _check(entry.value, avro.items, f"values of {path}")
     elif avro.logical == "decimal":
         digits = _decimal(kind)
         accepted = digits is not None and digits[1] <= avro.scale

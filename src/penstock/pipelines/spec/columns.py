@@ -26,9 +26,11 @@ __all__ = [
     "SINK_COLUMNS",
     "Column",
     "KnownColumn",
+    "MapEntry",
     "Problem",
     "column_names",
     "element_of",
+    "entry_of",
     "fields_of",
     "joined_columns",
     "parse_ddl",
@@ -113,6 +115,18 @@ def element_of(kind: str) -> str | None:
     return kind[len("ARRAY<") : -1] if kind.startswith("ARRAY<") else None
 
 
+class MapEntry(NamedTuple):
+    """Types of the keys and the values of a map."""
+
+    key: str
+    value: str
+
+
+def entry_of(kind: str) -> MapEntry | None:
+    """Return the types of keys and values if ``kind`` is a map, otherwise None."""
+    return _Reader(kind.removeprefix("MAP<")).entry() if kind.startswith("MAP<") else None
+
+
 def _tokens(text: str) -> Iterator[_Token]:
     for match in _TOKEN.finditer(text):
         assert match.lastgroup is not None
@@ -154,6 +168,12 @@ class _Reader:
             if self._peek().text != ",":
                 return found
             self._take()
+
+    def entry(self) -> MapEntry:
+        """Read the types of keys and values of a map, without what encloses them."""
+        key = self._type(0)
+        self._expect(",")
+        return MapEntry(key, self._type(0))
 
     def expect_end(self) -> None:
         if self._peek().kind != "end":

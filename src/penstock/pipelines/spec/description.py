@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.pipelines.spec.avro_columns import planned_schema
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
+from penstock.pipelines.spec.registered_values import ProtobufValue, RegisteredValue
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import (
     SOURCE,
@@ -32,6 +32,7 @@ from penstock.pipelines.spec.steps import (
     Step,
     Window,
 )
+from penstock.pipelines.spec.value_schemas import planned_schema
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
 
@@ -72,7 +73,7 @@ def as_text(pipeline: Pipeline) -> str:
             lines += [f"      {what}: {fate}" for what, fate in step["leaves"].items()]
         lines += _wrapped("  sink: ", f"{query['kind']} {query['does']}")
         if "schema" in query:
-            lines += _wrapped("      schema: ", _schema(query["schema"]["text"]))
+            lines += _wrapped("      schema: ", _schema(query["schema"]))
         lines += [f"      {what}: {fate}" for what, fate in query["leaves"].items()]
         lines += _wrapped("      delivery: ", query["delivery"])
         lines += _wrapped("      a run that lost its lease: ", query["fencing"])
@@ -167,9 +168,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
         )
     if sink.table is not None and sink.table.partition_by:
         leaves["rows whose value cannot be a partition"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
-    schema = {}
-    if sink.avro is not None:
-        schema = {"schema": {"subject": sink.subject, "text": planned_schema(pipeline, sink)}}
+    schema = {} if sink.registered is None else {"schema": _value_schema(pipeline, sink, sink.registered)}
     return {
         "sink": sink.name,
         "sources": list(dict.fromkeys(sink_plan.inputs)),
@@ -192,10 +191,23 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
     }
 
 
-def _schema(text: str | None) -> str:
-    if text is None:
+def _value_schema(pipeline: Pipeline, sink: Sink, registered: RegisteredValue) -> dict[str, Any]:
+    found = {
+        "subject": sink.subject,
+        "type": registered.schema_type,
+        "text": planned_schema(pipeline, sink),
+    }
+    if isinstance(registered, ProtobufValue):
+        found["message"] = registered.message_schema.message
+    return found
+
+
+def _schema(schema: Mapping[str, Any]) -> str:
+    if "message" in schema:
+        return f"message {schema['message']}; --json has its file as a descriptor in base64"
+    if schema["text"] is None:
         return "derived from the columns by the run: only Spark knows their types"
-    return json.dumps(json.loads(text))
+    return json.dumps(json.loads(schema["text"]))
 
 
 def _does(step: Step) -> str:
@@ -416,11 +428,11 @@ def _committed(_pipeline: Pipeline, sink: Sink) -> str:
     how = [] if sink.kafka.tls is None else ["TLS"]
     how += [] if sink.kafka.sasl is None else [sink.kafka.sasl.mechanism.value]
     shown = f" ({', '.join(how)})" if how else ""
-    avro = ""
-    if (given := sink.avro) is not None:
+    value = ""
+    if (given := sink.registered) is not None:
         registers = "registered by the run" if given.auto_register else "which must be registered"
-        avro = f", Avro with the subject {sink.subject} of {given.registry.url}, {registers}"
-    return f"{sink.kafka.target.connection.shown}{shown}: topic {sink.kafka.topic}{key}{avro}"
+        value = f", {given.shown} with the subject {sink.subject} of {given.registry.url}, {registers}"
+    return f"{sink.kafka.target.connection.shown}{shown}: topic {sink.kafka.topic}{key}{value}"
 
 
 def _stored(_pipeline: Pipeline, sink: Sink) -> str:

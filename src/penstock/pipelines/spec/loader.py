@@ -19,7 +19,6 @@ from pydantic_core import InitErrorDetails
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec import values
-from penstock.pipelines.spec.avro_columns import value_problem
 from penstock.pipelines.spec.columns import RESERVED, Column, Problem, column_names, parse_ddl
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, reads_of
 from penstock.pipelines.spec.sinks import MqttSink, TubeSink
@@ -37,6 +36,7 @@ from penstock.pipelines.spec.sources import (
     as_texts,
 )
 from penstock.pipelines.spec.steps import CLOUDEVENT_ATTRIBUTES, Enrich, Parse, PythonFunction, Step
+from penstock.pipelines.spec.value_schemas import value_problem
 from penstock.pipelines.spec.values import (
     BROKER_VARIABLE,
     MASTER_VARIABLE,
@@ -562,10 +562,10 @@ def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _tube(pipeline, sink.tubemq, where)
         if sink.records is not None:
             yield from _named(sink.records.headers, (*where, "headers"))
-        if sink.avro is not None:
+        if sink.registered is not None:
             problem = value_problem(pipeline, sink)
             if problem is not None:
-                yield Problem((*where, "avro"), sink.subject, problem)
+                yield Problem((*where, sink.registered.option), sink.subject, problem)
         if sink.kafka is not None and any(
             sink.kafka.topic in source.topics and set(sink.kafka.bootstrap) & set(source.bootstrap)
             for source in pipeline.inputs.values()

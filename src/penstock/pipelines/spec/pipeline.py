@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from penstock.errors import ConfigError
 from penstock.mqtt.url import parse_broker_url, with_credentials
+from penstock.pipelines.spec.registered_values import AvroValue, ProtobufValue
 from penstock.pipelines.spec.sinks import Sink, TubeSink
 from penstock.pipelines.spec.sources import SOURCE, KafkaSource, Source, TubeOptions, as_texts
 from penstock.pipelines.spec.steps import AsOf, Enrich, Expectation, Join, Step, Window
@@ -291,9 +292,9 @@ def named_files(pipeline: Pipeline) -> list[NamedFile]:
         if step.python is not None:
             found.append((part, f"{option}.python.file", step.python.file))
     for sink in pipeline.sinks:
-        if sink.avro is not None:
-            option = f"sinks.{sink.name}.kafka.avro.schema_file"
-            found.append((f"sink {sink.name!r}", option, sink.avro.schema_file))
+        if isinstance(registered := sink.registered, AvroValue | ProtobufValue):
+            option = f"sinks.{sink.name}.kafka.{registered.option}.schema_file"
+            found.append((f"sink {sink.name!r}", option, registered.schema_file))
     return [NamedFile(part, option, path) for part, option, path in found if path is not None]
 
 

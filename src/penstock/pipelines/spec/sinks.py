@@ -38,7 +38,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from penstock.errors import ConfigError
 from penstock.payloads.avro_schema import is_avro_name
-from penstock.pipelines.spec.avro_values import AvroValue
+from penstock.pipelines.spec.registered_values import AvroValue, JsonValue, ProtobufValue, RegisteredValue
 from penstock.pipelines.spec.sources import Options, named_options
 from penstock.pipelines.spec.values import (
     BrokerUrl,
@@ -444,6 +444,12 @@ class KafkaSink(KeyedMessages):
     avro: AvroValue | None = Field(
         default=None, description="send values as Avro with a schema in a registry, instead of JSON"
     )
+    protobuf: ProtobufValue | None = Field(
+        default=None, description="send values as Protobuf with a schema in a registry, instead of JSON"
+    )
+    json_schema: JsonValue | None = Field(
+        default=None, description="send values as JSON with a JSON Schema in a registry"
+    )
     compression: KafkaCompression = Field(default=KafkaCompression.NONE, description="compression of batches")
     transaction_timeout: Annotated[Duration, AfterValidator(_transaction_timeout)] = Field(
         default="5 minutes",
@@ -466,15 +472,23 @@ class KafkaSink(KeyedMessages):
         timeout_s = duration_ms(self.transaction_timeout) / 1000
         return KafkaTopic(connection, self.topic, self.compression.value, self.largest, timeout_s)
 
+    @property
+    def registered(self) -> RegisteredValue | None:
+        """Options of values with a schema in a registry, if it has such."""
+        return self.avro or self.protobuf or self.json_schema
+
     @model_validator(mode="after")
-    def _check_avro(self) -> KafkaSink:
-        if self.avro is None:
+    def _check_registered(self) -> KafkaSink:
+        registered = self.registered
+        if registered is None:
             return self
+        if sum(each is not None for each in (self.avro, self.protobuf, self.json_schema)) > 1:
+            raise ValueError("expected at most one of avro, protobuf, json_schema")
         if isinstance(self.value, str):
-            raise ValueError("expected a list of columns as value with `avro`")
-        if self.avro.text is not None and self.value is not None:
-            raise ValueError("expected no value with a schema of `avro`, whose fields are the columns")
-        if not is_avro_name(self.avro.record_of(self.topic)):
+            raise ValueError(f"expected a list of columns as value with `{registered.option}`")
+        if registered.fields is not None and self.value is not None:
+            raise ValueError(f"expected no value with a schema of `{registered.option}`, whose fields are the columns")
+        if self.avro is not None and not is_avro_name(self.avro.record_of(self.topic)):
             raise ValueError(
                 f"expected record in `avro`: the topic {self.topic!r} is not a name of Avro (letters, digits, _)"
             )
@@ -697,16 +711,16 @@ class Sink(Part):
         return self.tubemq or self.kafka
 
     @property
-    def avro(self) -> AvroValue | None:
-        """The options of values as Avro, if it writes such."""
-        return None if self.kafka is None else self.kafka.avro
+    def registered(self) -> RegisteredValue | None:
+        """Options of values with a schema in a registry, if it has such."""
+        return None if self.kafka is None else self.kafka.registered
 
     @property
     def subject(self) -> str:
-        """The subject of the schema of its values, with ``avro``."""
+        """The subject of the schema of its values in the registry."""
         assert self.kafka is not None
-        assert self.kafka.avro is not None
-        return self.kafka.avro.subject_of(self.kafka.topic)
+        assert self.kafka.registered is not None
+        return self.kafka.registered.subject_of(self.kafka.topic)
 
     @property
     def refuses(self) -> bool:

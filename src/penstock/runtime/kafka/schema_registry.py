@@ -224,20 +224,20 @@ def check_registry(registry: SchemaRegistry) -> None:
         raise _no_registry(registry, path, found)
 
 
-def find_schema(registry: SchemaRegistry, subject: str, text: str) -> int | None:
-    """Return the id of the Avro schema ``text`` if a version of ``subject`` has it, otherwise None.
+def find_schema(registry: SchemaRegistry, subject: str, text: str, kind: str = "AVRO") -> int | None:
+    """Return the id of the schema ``text`` of a ``kind`` if a version of ``subject`` has it, otherwise None.
 
     Raises the errors of :func:`schema_by_id`.
     """
     path = f"/subjects/{quote(subject, safe='')}"
-    found = _request(registry, "POST", path, text)
+    found = _request(registry, "POST", path, _SchemaBody(text, kind))
     if found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_SCHEMA):
         return None
     return _schema_id(registry, subject, path, found)
 
 
-def register_schema(registry: SchemaRegistry, subject: str, text: str) -> int:
-    """Register the Avro schema ``text`` as a version of ``subject``, unless it is one; return its id.
+def register_schema(registry: SchemaRegistry, subject: str, text: str, kind: str = "AVRO") -> int:
+    """Register the schema ``text`` of a ``kind`` as a version of ``subject``, unless it is one; return its id.
 
     Raises:
         RefusedError: the registry refused the schema: it is incompatible with an earlier version, or invalid; or it
@@ -245,14 +245,16 @@ def register_schema(registry: SchemaRegistry, subject: str, text: str) -> int:
         UnavailableError, ConfigError: see :func:`schema_by_id`.
     """
     path = f"/subjects/{quote(subject, safe='')}/versions"
-    return _schema_id(registry, subject, path, _request(registry, "POST", path, text))
+    return _schema_id(registry, subject, path, _request(registry, "POST", path, _SchemaBody(text, kind)))
 
 
-def check_compatible(registry: SchemaRegistry, subject: str, text: str) -> None:
-    """Check that ``subject`` accepts the Avro schema ``text`` after its latest version. The errors are those of
-    :func:`register_schema`, which may refuse it because of an older version."""
+def check_compatible(registry: SchemaRegistry, subject: str, text: str, kind: str = "AVRO") -> None:
+    """Check that ``subject`` accepts the schema ``text`` of a ``kind`` after its latest version.
+
+    The errors are those of :func:`register_schema`, which may refuse it because of an older version.
+    """
     path = f"/compatibility/subjects/{quote(subject, safe='')}/versions/latest"
-    found = _request(registry, "POST", f"{path}?verbose=true", text)
+    found = _request(registry, "POST", f"{path}?verbose=true", _SchemaBody(text, kind))
     if found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
         return
     compatible = found.value_of("is_compatible")
@@ -291,7 +293,19 @@ def _get(registry: SchemaRegistry, path: str) -> _Response:
     return _request(registry, "GET", path)
 
 
-def _request(registry: SchemaRegistry, method: str, path: str, schema: str | None = None) -> _Response:
+class _SchemaBody(NamedTuple):
+    """A schema, as a request has it."""
+
+    text: str
+    kind: str
+
+    def encoded(self) -> bytes:
+        # Not for Avro, which registries without other formats have no name for.
+        named = {} if self.kind == "AVRO" else {"schemaType": self.kind}
+        return json.dumps({"schema": self.text, **named}).encode()
+
+
+def _request(registry: SchemaRegistry, method: str, path: str, schema: _SchemaBody | None = None) -> _Response:
     """Return the response to a request with ``schema``, unless it refuses the client, or is one of a busy server."""
     url = urlsplit(registry.url)
     host = url.hostname or ""
@@ -305,7 +319,7 @@ def _request(registry: SchemaRegistry, method: str, path: str, schema: str | Non
     try:
         headers, body = _headers(registry), None
         if schema is not None:
-            headers["Content-Type"], body = _CONTENT_TYPE, json.dumps({"schema": schema}).encode()
+            headers["Content-Type"], body = _CONTENT_TYPE, schema.encoded()
         connection.request(method, f"{url.path}{path}", body=body, headers=headers)
         with connection.getresponse() as response:
             found = _Response(response.status, response.read(_MOST_BYTES + 1))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.payloads.avro import AvroMessages
-from penstock.pipelines.sinks.avro import _encoded
+from penstock.pipelines.sinks.registered_values import _encoded
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "avro"
 

@@ -12,11 +12,11 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.payloads.avro_schema import parse_avro_schema
-from penstock.pipelines.spec.avro_columns import planned_schema
 from penstock.pipelines.spec.description import as_data, as_text
 from penstock.pipelines.spec.loader import load
 from penstock.pipelines.spec.pipeline import NamedFile, Pipeline, named_files
 from penstock.pipelines.spec.sinks import KafkaSink
+from penstock.pipelines.spec.value_schemas import planned_schema
 from tests.unit.pipelines.files import parse
 
 NAMED = '{"type": "record", "name": "A", "namespace": "n", "fields": [{"name": "celsius", "type": "double"}]}'
@@ -153,6 +153,7 @@ def test_the_plan_shows_subject_and_schema() -> None:
     query = as_data(pipeline)["queries"][0]
     assert query["schema"] == {
         "subject": "plant.alarms-value",
+        "type": "AVRO",
         "text": planned_schema(pipeline, pipeline.sinks[0]),
     }
     text = " ".join(as_text(pipeline).split())
