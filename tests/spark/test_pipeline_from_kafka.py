@@ -172,8 +172,17 @@ async def test_records_are_read_once(
     admin.delete_records([gone])[gone].result(60)
     with pytest.raises(PenstockError, match=r"plant:0 of Kafka at .* has no records from offset") as caught:
         setup.run()
-    assert "run with a new state directory" in str(caught.value.hint)
+    assert "give the sink that failed a new name" in str(caught.value.hint)
     assert sorted(written(setup)) == [*range(30), 40, 50, 200]
+    # With a new name the sink reads what exists, also what it has read of the other partitions.
+    send(63)
+    (sink,) = setup.pipeline.sinks
+    assert sink.table is not None
+    elsewhere = sink.table.model_copy(update={"path": str(setup.lake / "again")})
+    again = sink.model_copy(update={"name": "rows_again", "table": elsewhere})
+    setup.pipeline = setup.pipeline.model_copy(update={"sinks": [again]})
+    setup.run()
+    assert sorted(table(setup.lake / "again")) == [*range(4, 30), 63, 200]
 
 
 async def redrive_after_a_crash(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Copies:

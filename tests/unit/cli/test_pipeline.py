@@ -16,6 +16,7 @@ from penstock.pipelines.spec.loader import load
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import check_shapes
 from penstock.pipelines.state_dir.layout import claim
+from penstock.pipelines.state_dir.letter_writers import LetterWriter, LetterWriters
 
 
 def test_validate_names_the_chains(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +59,41 @@ def test_plan_lists_the_changes_of_a_run(
     assert main(["pipeline", "plan", "p.yaml", "--json"]) == 1
     changes = {change["what"]: change["mark"] for change in json.loads(capsys.readouterr().out)["changes"]}
     assert (changes["sink alarms"], changes["sink readings"]) == ("!", "+")
+
+
+def test_plan_names_the_sink_that_has_taken_over_dead_letters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.yaml").write_text(
+        "name: water\nsource: {topics: [t]}\ndead_letters: {path: dead}\n"
+        "steps: [{name: parsed, parse: {schema: n INT}}]\n"
+        "sinks: [{name: first, table: {path: a}}, {name: second, table: {path: b}}, {name: third, table: {path: c}}]\n"
+    )
+
+    def writer() -> str:
+        assert main(["pipeline", "plan", "p.yaml", "--json"]) == 0
+        queries = json.loads(capsys.readouterr().out)["queries"]
+        fates = {query["sink"]: query["steps"][0]["leaves"]["invalid records"] for query in queries}
+        (found,) = (sink for sink, fate in fates.items() if fate.endswith("by this query"))
+        return found
+
+    def take_over(sink: str, token: str) -> None:
+        taken = LetterWriters(layout.letter_writers(tmp_path / "penstock-pipelines" / "water"), token)
+        taken.assign({"parsed": [*taken.of("parsed", "first"), LetterWriter(sink, {"t": {"1:0": 5}})]})
+        taken.store()
+
+    assert writer() == "first"
+    claim(tmp_path / "penstock-pipelines" / "water", "water")
+    take_over("second", f"{1:015}:00001:node")
+    assert writer() == "second"
+    assert main(["pipeline", "plan", "p.yaml"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("kept as dead letters by this query") == 1
+    assert "by this query" in text.partition("query second: ")[2].partition("query third: ")[0]
+    # A sink that is not in the file any more.
+    take_over("gone", f"{2:015}:00001:node")
+    assert writer() == "first"
 
 
 def test_validate_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -584,7 +584,8 @@ def show_plan(
     from penstock.pipelines.ledger.plan_changes import REFUSED, changes, check_feeds, check_table_types, check_topics
     from penstock.pipelines.spec.description import as_data, as_mermaid, as_text
     from penstock.pipelines.spec.sources import FilesSource
-    from penstock.pipelines.state_dir.layout import local_directory
+    from penstock.pipelines.state_dir.layout import letter_writers, local_directory
+    from penstock.pipelines.state_dir.letter_writers import letter_sinks
     from penstock.spark.environment.jars import s3a_jars
     from penstock.spark.files.object_storage import ObjectPath
 
@@ -597,11 +598,13 @@ def show_plan(
     if mermaid:
         sys.stdout.write(as_mermaid(pipeline))
         return
-    found = changes(pipeline, state)
+    found, letters = changes(pipeline, state), letter_sinks(letter_writers(state))
     if as_json:
-        print_json({**as_data(pipeline), "changes": None if found is None else [each._asdict() for each in found]})
+        print_json(
+            {**as_data(pipeline, letters), "changes": None if found is None else [each._asdict() for each in found]}
+        )
     else:
-        sys.stdout.write(as_text(pipeline))
+        sys.stdout.write(as_text(pipeline, letters))
         if found is not None:
             sys.stdout.write(f"\ncompared with the last run, state in {state}\n")
             sys.stdout.writelines(f"{line}\n" for change in found for line in lines_of(change))

@@ -7,7 +7,8 @@ checkpoints support. Spark is not used.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -45,6 +46,10 @@ __all__ = [
 ]
 
 ADDED, CHANGED, REMOVED, REFUSED, KEPT, ASKED = "+", "~", "-", "!", "=", "?"
+
+
+_TextOf = Callable[[Any], str]
+_IsSame = Callable[[Any, Any], bool]
 
 
 class PlanChange(NamedTuple):
@@ -91,18 +96,37 @@ def _steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[PlanCh
         {step["name"]: step for query in each.get("queries", ()) for step in query["steps"]} for each in (before, now)
     )
     yield from _compared(
-        "step", were, are, lambda step: f"of {', '.join(step['reads'])}: {step['kind']} {step['does']}"
+        "step", were, are, lambda step: f"of {', '.join(step['reads'])}: {step['kind']} {step['does']}", _is_same_step
     )
 
 
-def _compared(kind: str, were: Mapping[str, Any], are: Mapping[str, Any], text_of: Any) -> Iterator[PlanChange]:
+def _is_same_step(was: Mapping[str, Any], is_: Mapping[str, Any]) -> bool:
+    """Return True if a step of the last run has the streams and options of that in the file, in whatever words.
+
+    Plans of older versions have descriptions only; those of enrich steps give reasons that have been worded anew.
+    """
+    if "definition" in was:
+        return bool((was["reads"], was["definition"]) == (is_["reads"], is_["definition"]))
+    first, second = ((each["reads"], each["kind"], _REASON.sub("", each["does"])) for each in (was, is_))
+    return first == second
+
+
+_REASON = re.compile(r", by (?:key lookup|an index).*?(?=, refreshed every)|, since rows need earlier values")
+
+
+def _compared(
+    kind: str, were: Mapping[str, Any], are: Mapping[str, Any], text_of: _TextOf, is_same: _IsSame | None = None
+) -> Iterator[PlanChange]:
+    """Yield the differences of parts by name; by default parts are the same if their texts are."""
     for name in {**were, **are}:
         if name not in were:
             yield PlanChange(ADDED, f"{kind} {name}", text_of(are[name]))
         elif name not in are:
             yield PlanChange(REMOVED, f"{kind} {name}", text_of(were[name]))
-        elif text_of(were[name]) != text_of(are[name]):
-            yield PlanChange(CHANGED, f"{kind} {name}", _was_and_is(text_of(were[name]), text_of(are[name])))
+        else:
+            was, is_ = text_of(were[name]), text_of(are[name])
+            if not (was == is_ if is_same is None else is_same(were[name], are[name])):
+                yield PlanChange(CHANGED, f"{kind} {name}", _was_and_is(was, is_))
 
 
 def _sinks(
@@ -110,24 +134,26 @@ def _sinks(
 ) -> Iterator[PlanChange]:
     ledger = Ledger(layout.ledger(state))
     refused = incompatible_sinks(pipeline, state) | _incompatible_tables(pipeline)
-    were = {query["sink"]: f"{query['kind']} {query['does']}" for query in before.get("queries", ())}
+    were = {query["sink"]: query for query in before.get("queries", ())}
     for query in now["queries"]:
-        name, is_ = query["sink"], f"{query['kind']} {query['does']}"
+        name = query["sink"]
         last = ledger.last(name)
         if name in refused:
             yield PlanChange(REFUSED, f"sink {name}", f"{refused[name].what}; {refused[name].why}")
         elif not layout.checkpoint(state, name).exists():
-            renamed = _renamed_from(name, is_, were, now)
+            renamed = _renamed_from(query, were, now)
             if renamed is None:
                 yield PlanChange(ADDED, f"sink {name}", "starts with the first record of its sources")
             else:
                 yield PlanChange(ASKED, f"sink {name}", _repetition(pipeline, name, renamed))
         else:
             text = "continues where it ended" if last is None else f"continues after batch {last.batch}"
-            if (was := were.get(name, is_)) == is_:
+            was = were.get(name, query)
+            if _writes_like(was, query) and was.get("definition", query["definition"]) == query["definition"]:
                 yield PlanChange(KEPT, f"sink {name}", text)
             else:
-                yield PlanChange(CHANGED, f"sink {name}", f"{text}; {_was_and_is(was, is_)}")
+                differs = _was_and_is(*(f"{each['kind']} {each['does']}" for each in (was, query)))
+                yield PlanChange(CHANGED, f"sink {name}", f"{text}; {differs}")
     for name in sorted(were.keys() - {query["sink"] for query in now["queries"]}):
         yield PlanChange(
             REMOVED,
@@ -259,10 +285,14 @@ def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:
     return found
 
 
-def _renamed_from(name: str, is_: str, were: Mapping[str, str], now: Mapping[str, Any]) -> str | None:
-    """Return the sink of the last run that wrote what the new sink ``name`` writes, and is no longer in the file."""
-    kept = {query["sink"] for query in now["queries"]}
-    return next((old for old, was in were.items() if old not in kept and was == is_ and old != name), None)
+def _renamed_from(query: Mapping[str, Any], were: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return the sink of the last run that wrote what the new sink of ``query`` writes, and is not in the file now."""
+    kept = {each["sink"] for each in now["queries"]}
+    return next((old for old, was in were.items() if old not in kept and _writes_like(was, query)), None)
+
+
+def _writes_like(was: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
+    return bool((was["kind"], was["does"]) == (query["kind"], query["does"]))
 
 
 def _repetition(pipeline: Pipeline, name: str, old: str) -> str:
@@ -276,7 +306,7 @@ def _repetition(pipeline: Pipeline, name: str, old: str) -> str:
 
 
 def _was_and_is(was: str, is_: str) -> str:
-    return f"was: {was}; is: {is_}"
+    return f"was: {was}; is: {is_}" if was != is_ else f"other options than before, is: {is_}"
 
 
 def _text(value: object) -> str:

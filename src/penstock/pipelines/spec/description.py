@@ -6,6 +6,7 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
@@ -41,8 +42,12 @@ __all__ = ["SINK_DESCRIPTIONS", "SinkDescription", "as_data", "as_mermaid", "as_
 _WIDTH = 110
 
 
-def as_data(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the plan as data: sources, and for each sink its steps, the fate of its records, and its query."""
+def as_data(pipeline: Pipeline, letters: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the plan as data: sources, and for each sink its steps, the fate of its records, and its query.
+
+    ``letters``: sinks that have taken over the dead letters of steps, by step; by default the first sink in the file
+    writes them.
+    """
     return {
         "pipeline": pipeline.name,
         "sources": [{"name": name, **source.model_dump(exclude_none=True)} for name, source in pipeline.inputs.items()],
@@ -50,14 +55,30 @@ def as_data(pipeline: Pipeline) -> dict[str, Any]:
         "dead_letters": None if pipeline.dead_letters is None else pipeline.dead_letters.path,
         "lease": {"broker": without_secret(pipeline.statestore.broker), "key": lease_key(pipeline.name)},
         "queries": [
-            {**_query(pipeline, sink_plan), "shares_with": _others(pipeline, sink_plan)} for sink_plan in plan(pipeline)
+            {**_query(pipeline, sink_plan), "shares_with": _others(pipeline, sink_plan)}
+            for sink_plan in _with_writers(plan(pipeline), letters)
         ],
     }
 
 
-def as_text(pipeline: Pipeline) -> str:
-    """Return the plan as text."""
-    found = as_data(pipeline)
+def _with_writers(plans: Sequence[SinkPlan], letters: Mapping[str, str]) -> Sequence[SinkPlan]:
+    """Return ``plans`` in which the sinks of ``letters`` write the dead letters of their steps, if they have them."""
+    for step, sink in letters.items():
+        if any(each.sink.name == sink and step in each.makes_dead_letters for each in plans):
+            plans = [
+                each._replace(
+                    dead_letters_of=each.dead_letters_of | {step}
+                    if each.sink.name == sink
+                    else each.dead_letters_of - {step}
+                )
+                for each in plans
+            ]
+    return plans
+
+
+def as_text(pipeline: Pipeline, letters: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the plan as text; ``letters``: see :func:`as_data`."""
+    found = as_data(pipeline, letters)
     lines = [
         f"pipeline {pipeline.name}, every {pipeline.trigger}",
         *(f"  {_called(name)}: {_source(source)}" for name, source in pipeline.inputs.items()),
@@ -171,6 +192,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
     schema = {} if sink.registered is None else {"schema": _value_schema(pipeline, sink, sink.registered)}
     return {
         "sink": sink.name,
+        "definition": _definition(sink, [b"" if sink.registered is None else (sink.registered.text or "").encode()]),
         "sources": list(dict.fromkeys(sink_plan.inputs)),
         "kind": sink.kind,
         "does": described.target(pipeline, sink),
@@ -181,6 +203,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
         "steps": [
             {
                 "name": s.name,
+                "definition": _step_definition(s),
                 "kind": s.kind,
                 "reads": list(reads),
                 "does": _does(s) if s.join is None else _join(s.join, reads),
@@ -189,6 +212,24 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
             for s, reads in sink_plan.nodes
         ],
     }
+
+
+def _step_definition(step: Step) -> str:
+    files = [
+        b"" if step.parse is None else step.parse.message_schema,
+        b"" if step.python is None else step.python.code.encode(),
+    ]
+    return _definition(step, files)
+
+
+def _definition(part: Step | Sink, files: Sequence[bytes]) -> str:
+    """Return a digest of the options of ``part``, without its name, and of the content of the ``files`` that they name.
+
+    Other versions of penstock may describe the same options in other words, or have further ones.
+    """
+    options = part.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+    digests = [hashlib.sha256(content).hexdigest() for content in files]
+    return hashlib.sha256(json.dumps([options, digests], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _value_schema(pipeline: Pipeline, sink: Sink, registered: RegisteredValue) -> dict[str, Any]:

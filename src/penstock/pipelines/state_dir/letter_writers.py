@@ -22,7 +22,16 @@ from penstock.pipelines.state_dir.layout import is_newer, read_json, update_json
 from penstock.spark.files.object_storage import StoragePath
 from penstock.spark.tube.offsets import MARK
 
-__all__ = ["LetterRange", "LetterWriter", "LetterWriters", "SinkEnds", "assigned", "furthest", "ranges_of"]
+__all__ = [
+    "LetterRange",
+    "LetterWriter",
+    "LetterWriters",
+    "SinkEnds",
+    "assigned",
+    "furthest",
+    "letter_sinks",
+    "ranges_of",
+]
 
 
 class LetterWriter(NamedTuple):
@@ -107,6 +116,15 @@ def assigned(
     return [found[0]._replace(start={}), *found[1:]]
 
 
+def letter_sinks(path: StoragePath) -> dict[str, str]:
+    """Return the sink that writes the dead letters of each shared step, as the last run has stored it in ``path``.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    return LetterWriters(path, "").sinks
+
+
 def _start(last: LetterWriter, *ends: SinkEnds | None) -> Offsets:
     """Return the first offsets after the start of ``last`` that no sink with ``ends`` has reached, or begun a batch
     with."""
@@ -133,6 +151,11 @@ class LetterWriters:
         except (KeyError, TypeError, AttributeError) as error:
             raise StorageError(f"{path} has no sinks that write dead letters: {error!r}", path=str(path)) from error
         self._stored = self._by_step
+
+    @property
+    def sinks(self) -> dict[str, str]:
+        """The sink that writes the dead letters of each step at present."""
+        return {step: writers[-1].sink for step, writers in self._by_step.items()}
 
     def of(self, step: str, first: str) -> list[LetterWriter]:
         """Return the list of ``step``; without one, the sink ``first`` writes its letters from the start."""

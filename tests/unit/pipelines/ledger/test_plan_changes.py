@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,6 +68,42 @@ def test_parts_that_came_went_or_are_others(tmp_path: Path) -> None:
     source, plausible, *_ = changes(parse(text), tmp_path) or []
     assert '"topics": ["water_flow", "more"]' in source.text
     assert plausible.text == "was: of parsed: filter flow >= 0; is: of parsed: filter flow > 0"
+
+
+ENRICHED = FILE.replace(
+    "  - name: plausible\n",
+    "  - name: named\n    enrich: {key: 'names/{branch}', into: found, schema: title STRING}\n  - name: plausible\n",
+)
+OLD_WORDS = "by key lookup: each worker reads the distinct keys of its rows, since the key depends on the row"
+
+
+def test_a_step_that_is_described_in_other_words_is_not_changed(tmp_path: Path) -> None:
+    ran(tmp_path, ENRICHED)
+    path = layout.plan(tmp_path)
+    plan = json.loads(path.read_text())
+    for version in ("this", "an older one"):
+        for query in plan["queries"]:
+            for step in query["steps"]:
+                if version != "this":
+                    # Its plans had descriptions only.
+                    step.pop("definition", None)
+                if step["name"] == "named":
+                    method = re.search("by key lookup.*?(?=, refreshed)", step["does"])
+                    assert method is not None
+                    step["does"] = step["does"].replace(method[0], OLD_WORDS)
+        path.write_text(json.dumps(plan))
+        assert told(tmp_path, ENRICHED) == [("=", "sink rows"), ("=", "sink alarms")]
+        other = ENRICHED.replace("'names/{branch}'", "'titles/{branch}'")
+        assert told(tmp_path, other) == [("~", "step named"), ("=", "sink rows"), ("=", "sink alarms")]
+        assert ("~", "step named") in told(tmp_path, ENRICHED.replace("title STRING", "title INT"))
+
+
+def test_an_option_that_is_not_described_is_a_change(tmp_path: Path) -> None:
+    ran(tmp_path)
+    text = FILE.replace("lake/rows", "lake/rows, target_file_size: 64MiB")
+    (change,) = [each for each in changes(parse(text), tmp_path) or () if each.mark == "~"]
+    assert change.what == "sink rows"
+    assert change.text.startswith("continues where it ended; other options than before, is: table ")
 
 
 def test_a_renamed_sink_is_shown_as_what_it_does(tmp_path: Path) -> None:
