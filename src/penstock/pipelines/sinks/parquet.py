@@ -90,8 +90,11 @@ def write_file(rows: pa.Table, file: StoragePath) -> None:
         with object_storage_errors(file), file.open_output() as target:
             pq.write_table(rows, target)
         return
-    pq.write_table(rows, file)
-    sync_file(file)
+    # Readers of the directory neither find a part of a file nor what a crash leaves.
+    hidden = file.with_name(f".{file.name}.tmp")
+    pq.write_table(rows, hidden)
+    sync_file(hidden)
+    hidden.rename(file)
     sync_directory(file.parent)
 
 

@@ -17,6 +17,10 @@ log (``files``, ``read``) therefore see each batch exactly once.
 A reader that lists directories sees the files of a batch a moment before its commit, and those that a crash in this
 moment has left until the batch has been repeated: it then removes them. In a bucket it may see those of failed
 attempts.
+
+Rows are deleted in three steps: new files without them, the commits with the new files, durably, and then the old files
+are removed. Either the old files or the new ones are part of the table at any time. A crash leaves the others, until
+rows are deleted again.
 """
 
 from __future__ import annotations
@@ -162,7 +166,7 @@ class Table:
         return new_attempt(self.path, self.writer, batch)
 
     def _directory(self, batch: int) -> StoragePath:
-        return self.path / f"writer={self.writer}" / f"batch={batch}"
+        return _batch_directory(self.path, self.writer, batch)
 
     def commit(self, batch: int, attempt: StoragePath, names: Sequence[str], count: int) -> int:
         """Commit the files ``names`` of ``attempt``, synced, with ``count`` rows; return the rows of the batch.
@@ -431,8 +435,9 @@ def writers(path: StoragePath) -> dict[str, int]:
 def delete_rows(path: StoragePath, is_gone: Callable[[dict[str, Any]], bool]) -> int:
     """Delete the rows for which ``is_gone`` is true from the table at ``path``; return their number.
 
-    The files of a batch are written again, then its commit is replaced, then the old files are removed. A reader in
-    between has listed the old files: it fails, and finds the new ones in its next attempt.
+    The files of a batch are written again, then its commit is replaced, then the old files are removed, and those that
+    an interrupted deletion has left. A reader in between has listed the old files: it fails, and finds the new ones in
+    its next attempt.
     """
     if isinstance(path, ObjectPath):
         return _delete_rows(path, is_gone)
@@ -446,38 +451,46 @@ def _delete_rows(path: StoragePath, is_gone: Callable[[dict[str, Any]], bool]) -
     total = 0
     closed: set[tuple[str, int]] = set()
     for _, segment in _segments(path):
-        found = [_without(path, commit, is_gone) for commit in _segment(segment)]
-        closed |= {(each.commit.writer, each.commit.batch) for each in found}
-        if any(each.removed for each in found):
-            _write_segment(segment, [each.commit for each in found])
-        total += sum(each.remove() for each in found)
+        before = _segment(segment)
+        after = [_without(path, commit, is_gone) for commit in before]
+        if after != before:
+            _write_segment(segment, after)
+        closed |= {(commit.writer, commit.batch) for commit in before}
+        total += _deleted(path, before, after)
     for writer, batch in sorted(_named(path)):
         if (writer, batch) not in closed:
-            each = _without(path, _commit(_commit_path(path, writer, batch)), is_gone)
-            if each.removed:
-                write_json(_commit_path(path, writer, batch), each.commit._asdict())
-            total += each.remove()
+            place = _commit_path(path, writer, batch)
+            commit = _commit(place)
+            changed = _without(path, commit, is_gone)
+            if changed != commit:
+                write_json(place, changed._asdict())
+            total += _deleted(path, [commit], [changed])
     return total
 
 
-class _Changed(NamedTuple):
-    """A commit without deleted rows, their number, and the files that had them."""
+def _deleted(path: StoragePath, before: Sequence[Commit], after: Sequence[Commit]) -> int:
+    """Return the number of rows deleted from the commits ``before``; ``after`` are stored.
 
-    commit: Commit
-    gone: int
-    removed: tuple[StoragePath, ...]
+    Other files of their batches are removed: what was replaced, now or by a deletion that did not end, and what an
+    attempt has left that can no longer commit them.
+    """
+    for commit in after:
+        directory = _batch_directory(path, commit.writer, commit.batch)
+        kept = {name.rpartition("/")[2] for name in commit.files}
+        for match in listed(directory, _ROWS):
+            if match[0] not in kept:
+                (directory / match[0]).unlink(missing_ok=True)
+    return sum(now.deleted - was.deleted for was, now in zip(before, after, strict=True))
 
-    def remove(self) -> int:
-        """Remove the files, once the commit is stored; return the number of deleted rows."""
-        for old in self.removed:
-            old.unlink(missing_ok=True)
-        return self.gone
+
+_ROWS = re.compile(r".+\.parquet(?:\.tmp)?")
+"""Names of files with rows, also of those that are being written."""
 
 
-def _without(path: StoragePath, commit: Commit, is_gone: Callable[[dict[str, Any]], bool]) -> _Changed:
-    """Write the files of ``commit`` that have rows for which ``is_gone`` is true again, without them."""
+def _without(path: StoragePath, commit: Commit, is_gone: Callable[[dict[str, Any]], bool]) -> Commit:
+    """Write the files of ``commit`` that have rows for which ``is_gone`` is true again, without them; return the commit
+    that has the new files."""
     kept: list[str] = []
-    removed: list[StoragePath] = []
     gone = 0
     for name in commit.files:
         rows = read_file(path / name)
@@ -486,11 +499,10 @@ def _without(path: StoragePath, commit: Commit, is_gone: Callable[[dict[str, Any
             kept.append(name)
             continue
         gone += keeps.count(False)
-        removed.append(path / name)
         if any(keeps):
             kept.append(f"{name.rpartition('/')[0]}/part-{uuid.uuid4().hex}.parquet")
             write_file(rows.filter(keeps), path / kept[-1])
-    return _Changed(commit._replace(files=tuple(kept), deleted=commit.deleted + gone), gone, tuple(removed))
+    return commit._replace(files=tuple(kept), deleted=commit.deleted + gone)
 
 
 def files(path: AnyPath) -> list[AnyPath]:
@@ -553,6 +565,10 @@ def _newest(path: StoragePath, writer: str) -> Commit | None:
         return _found(_commit_path(path, writer, newest)) or _newest(path, writer)
     segments = _segments(path, writer)
     return _segment(segments[-1][1])[-1] if segments else None
+
+
+def _batch_directory(path: StoragePath, writer: str, batch: int) -> StoragePath:
+    return path / f"writer={writer}" / f"batch={batch}"
 
 
 def _commit_path(path: StoragePath, writer: str, batch: int) -> StoragePath:

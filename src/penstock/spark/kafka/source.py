@@ -464,8 +464,8 @@ class KafkaLog:
         return DataLossError(
             f"{topic}:{partition} of {self._options.connection.shown} has no records from offset {offset} on any more",
             why=f"{why}; retention or another program deleted records, or the topic was created again",
-            do="increase retention.ms of the topic; to continue with the records that exist, give the sink that failed a "
-            "new name: it reads from `start` of the source on, also what it has read of other partitions",
+            do="increase retention.ms of the topic; to continue with the records that exist, give the sink that failed "
+            "a new name: it reads from `start` of the source on, also what it has read of other partitions",
         )
 
 

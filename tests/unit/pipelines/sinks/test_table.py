@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -215,6 +216,63 @@ def test_rows_are_deleted_from_files_and_segments(tmp_path: Path) -> None:
     assert len(listed(tmp_path)) == 7
     assert delete_rows(tmp_path, lambda row: row["n"] in gone) == 0
     assert delete_rows(tmp_path / "none", lambda _: True) == 0
+
+
+DELETION = ("rename", "_write_segment", "write_json", "unlink")
+"""Steps of a deletion: a new file appears, commits are replaced, old files are removed."""
+
+
+@pytest.mark.usefixtures("segments")
+@pytest.mark.parametrize("step", DELETION)
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_deletion_that_was_killed_leaves_whole_batches_and_the_next_one_removes_the_rest(
+    step: str, is_after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {1, 101, 2, 6, 7}
+    expected = [n for batch in range(8) for n in (batch, 100 + batch) if n not in gone]
+
+    def killing(function: Callable[..., object], ends_at: int, calls: list[int]) -> Callable[..., object]:
+        def called(*args: Any, **options: Any) -> object:
+            calls.append(1)
+            if len(calls) == ends_at and not is_after:
+                raise KeyboardInterrupt
+            done = function(*args, **options)
+            if len(calls) == ends_at:
+                raise KeyboardInterrupt
+            return done
+
+        return called
+
+    ended = 0
+    for ends_at in itertools.count(1):
+        place, calls = tmp_path / str(ends_at), list[int]()
+        table = Table(place, "rows", "q1")
+        for batch in range(8):
+            attempt = table.new_attempt(batch)
+            assert isinstance(attempt, Path)
+            attempt.mkdir(parents=True)
+            write_file(pa.table({"n": [batch, 100 + batch]}), attempt / f"part-{batch}.parquet")
+            table.commit(batch, attempt, [f"part-{batch}.parquet"], 2)
+        owner: Any = Path if step in ("rename", "unlink") else table_module
+        with monkeypatch.context() as broken:
+            broken.setattr(owner, step, killing(getattr(owner, step), ends_at, calls))
+            try:
+                delete_rows(place, lambda row: row["n"] in gone)
+            except KeyboardInterrupt:
+                ended += 1
+        # The rows of each batch are those before the deletion, or those after it.
+        for commit in commits(place):
+            found = {n for name in commit.files for n in read_file(place / name)["n"].to_pylist()}
+            both = {commit.batch, 100 + commit.batch}
+            assert found in (both, both - gone)
+            assert commit.rows - commit.deleted == len(found)
+        deleted = sum(commit.deleted for commit in commits(place))
+        assert delete_rows(place, lambda row: row["n"] in gone) == len(gone) - deleted
+        assert [n for path in files(place) for n in read_file(path)["n"].to_pylist()] == expected
+        assert sorted(place.rglob("*.parquet*")) == sorted(map(Path, files(place)))
+        if len(calls) < ends_at:
+            break
+    assert ended >= {"_write_segment": 1, "write_json": 2}.get(step, 3)
 
 
 class Rows:
