@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
 from tests.spark.versions import ROOT, python_with_spark
 from tests.tools import skip_or_fail
@@ -30,6 +36,62 @@ LACKS = {
     ],
     "4.3": [],
 }
+
+
+@pytest.mark.nightly
+def test_a_source_without_admission_control_is_told_where_its_query_continues(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark 4.1 runs all sources so, and later versions those whose ``latestOffset`` has no parameters.
+
+    The readers depend on it: ``tests/unit/spark/kafka/test_source.py::test_spark_4_1_gives_no_start``.
+    """
+    calls = tmp_path / "calls"
+
+    class Reader(DataSourceStreamReader):
+        def _called(self, *call: object) -> None:
+            with calls.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(call) + "\n")
+
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802 - of PySpark
+            return {"n": 0}
+
+        def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802 - as of Spark 4.1
+            self._called("latest")
+            return {"n": 5}
+
+        def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+            self._called(start["n"], end["n"])
+            return [InputPartition(end["n"])]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+            yield (partition.value,)
+
+        def commit(self, end: dict[str, int]) -> None:
+            pass
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "without-start"
+
+        def schema(self) -> str:
+            return "n INT"
+
+        def streamReader(self, schema: StructType) -> Reader:  # noqa: N802 - of PySpark
+            return Reader()
+
+    spark.dataSource.register(Source)
+
+    def run() -> list[object]:
+        calls.write_text("")
+        stream = spark.readStream.format("without-start").load().writeStream.format("noop")
+        query = stream.trigger(availableNow=True).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query.awaitTermination()
+        return [json.loads(line) for line in calls.read_text().splitlines()]
+
+    assert run()[:2] == [["latest"], [0, 5]]
+    assert run()[:2] == [[5, 5], ["latest"]]
 
 
 @pytest.mark.nightly

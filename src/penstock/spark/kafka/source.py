@@ -556,7 +556,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {topic: dict(places) for topic, places in self._start.items()}
 
     def latestOffset(self, start: Offsets | None = None, limit: ReadLimit | None = None) -> dict[str, dict[str, int]]:
-        """Return the end of the next batch: at most ``maxRecords`` offsets after ``start``."""
+        """Return the end of the next batch: at most ``maxRecords`` offsets after ``start``.
+
+        Spark 4.1 passes no ``start``. When it restarts a query, it first asks for the partitions of the empty range at
+        the end of the last batch.
+        """
         begin = self._reached if start is None else start
         log = self._opened()
         lows, ends = log.bounds()

@@ -168,6 +168,30 @@ def test_a_stream_with_an_end_reads_nothing_behind_it() -> None:
     assert stream.latestOffset({"a": {"0": 8}}) == {"a": {"0": 8}}
 
 
+def test_spark_4_1_gives_no_start() -> None:
+    """After a restart it first asks for the partitions of an empty range, see ``tests/spark/test_versions.py``."""
+    options = {name.lower(): text for name, text in TOPICS._replace(max_records=3).as_texts().items()}
+
+    def restarted() -> KafkaStreamReader:
+        stream = KafkaStreamReader({**options, "start": '{"a": {"0": 0}}'})
+        log: Any = KafkaLog(TOPICS)
+        # Retention has deleted what the query has read long ago.
+        log.bounds = lambda: ({"a": {"0": 9}}, {"a": {"0": 20}})
+        stream._log = log
+        return stream
+
+    stream, end = restarted(), {"a": {"0": 10}}
+    assert stream.partitions(end, end) == []
+    assert stream.latestOffset() == {"a": {"0": 13}}
+    stream.partitions(end, {"a": {"0": 13}})
+    assert stream.latestOffset() == {"a": {"0": 16}}
+    # A batch that is repeated comes first, too.
+    stream = restarted()
+    stream.partitions(end, end)
+    stream.partitions({"a": {"0": 9}}, end)
+    assert stream.latestOffset() == {"a": {"0": 13}}
+
+
 def test_batches_have_at_most_the_configured_offsets_and_all_partitions() -> None:
     start = {"a": {"0": 10, "1": 0}}
     ends = {"a": {"0": 40, "1": 10, "2": 7}, "b": {"0": 3}}
