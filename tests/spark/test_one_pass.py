@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
+from penstock.pipelines.sinks.delivery import letter_condition
 from penstock.pipelines.sinks.one_pass import (
     RECORD,
     SHARED,
@@ -24,7 +25,65 @@ from penstock.pipelines.sinks.one_pass import (
     write_in_one_pass,
 )
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
+from penstock.pipelines.spec import loader
+from penstock.pipelines.spec.pipeline import plan
+from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.pipelines.state_dir.letter_writers import LetterRange
 from penstock.pipelines.steps.expressions import literal
+
+PIPELINE = """\
+name: p
+source: {topics: [t]}
+dead_letters: {path: dead}
+steps:
+  - {name: parsed, parse: {schema: n INT}}
+  - {name: kept, filter: n > 0}
+sinks:
+  - {name: a, table: {path: a}}
+  - {name: b, table: {path: b}}
+"""
+RANGES: list[tuple[LetterRange, ...]] = [
+    (LetterRange({}, {"t": {"1:0": 5, "1:1": 0, "1:2": 7}}),),
+    (LetterRange({"t": {"1:0": 5, "1:1": 4, "1:2": 7}}, None),),
+    (LetterRange({"t": {"1:0": 2, "1:2": 3}}, {"t": {"1:0": 4, "1:2": 3}}), LetterRange({"t": {"1:0": 6}}, None)),
+    (LetterRange({}, {"t": {"1:0": 4}}), LetterRange({"t": {"1:0": 4, "1:1": 0}}, None)),
+    # Kafka has no brokers, and of several sources a stream has the name of its source.
+    (LetterRange({"t": {"0": 3, "2": 1}}, {"t": {"0": 8, "2": 6}}),),
+    (LetterRange({"it's/t": {"1:0": 3}}, {"it's/t": {"1:0": 8}}),),
+    (),
+]
+
+
+def is_in(given: LetterRange, names: tuple[str, str], offset: int) -> bool:
+    """Whether a record at ``offset`` of a partition, whose names with and without a broker are given, is in a range."""
+
+    def is_before(offsets: Offsets) -> bool:
+        found = [at for stream in ("t", "it's/t") for name in names if (at := offsets.get(stream, {}).get(name))]
+        return bool(found) and offset < found[0]
+
+    return not is_before(given.start) and (given.end is None or is_before(given.end))
+
+
+def test_the_dead_letters_of_a_range_are_found_by_their_offsets(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT struct(step, 'c' AS code, false AS again) AS _dead, struct('it''s' AS source, 't' AS topic, "
+        "1 AS broker, partition, offset) AS _source FROM VALUES ('parsed'), ('other'), (NULL) AS a(step) "
+        "CROSS JOIN VALUES (0), (1), (2), (3) AS b(partition) CROSS JOIN (SELECT id AS offset FROM range(10))"
+    )
+    (first, _) = plan(loader.parse(PIPELINE, name="p.yaml"))
+    for ranges in RANGES:
+        condition = letter_condition(first, {"parsed": ranges, "kept": ()})
+        expected = {
+            (partition, offset)
+            for partition in range(4)
+            for offset in range(10)
+            if any(is_in(each, (f"1:{partition}", str(partition)), offset) for each in ranges)
+        }
+        found = [] if condition is None else rows.where(condition).selectExpr("_source.*", "_dead.step").collect()
+        assert {(row["partition"], row["offset"]) for row in found} == expected
+        assert len(found) == len(expected)
+        assert {row["step"] for row in found} <= {"parsed"}
+
 
 RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 COLUMNS = """

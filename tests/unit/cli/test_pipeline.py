@@ -76,7 +76,7 @@ def test_plan_names_the_sink_that_has_taken_over_dead_letters(
         queries = json.loads(capsys.readouterr().out)["queries"]
         fates = {query["sink"]: query["steps"][0]["leaves"]["invalid records"] for query in queries}
         (found,) = (sink for sink, fate in fates.items() if fate.endswith("by this query"))
-        return found
+        return str(found)
 
     def take_over(sink: str, token: str) -> None:
         taken = LetterWriters(layout.letter_writers(tmp_path / "penstock-pipelines" / "water"), token)

@@ -507,7 +507,7 @@ class QueryBuilder:
         the sink ``ahead``."""
         entries = [entry for name in (behind, ahead) if (entry := self._context.ledger.last(name)) is not None]
         try:
-            first, second = self._end(behind), self._end(ahead)
+            first, second = (self._ends(name).finished for name in (behind, ahead))
             if not is_before(first, second):
                 return False
             # Kafka's records could only be counted by reading them, here in the thread that supervises all queries.
@@ -516,12 +516,6 @@ class QueryBuilder:
             # A query of its own will report it, if it lasts.
             return False
         return size <= times * max([ONE_FILE, *(entry.read for entry in entries)])
-
-    def _end(self, name: str) -> Offsets:
-        """Return the offsets at which the finished batches of the sink ``name`` end."""
-        batch, finished, _, _ = self._checkpoints[name].position()
-        start = self._context.source.start(name)
-        return start if finished is None else start | self._checkpoints[name].planned(batch - 1).end
 
     def _shared_steps(self, family: Sequence[str]) -> dict[str, list[str]]:
         """Return the steps whose dead letters several sinks of ``family`` find, each with these sinks, the first one
@@ -546,7 +540,7 @@ class QueryBuilder:
         further sinks of the family that have no query at present.
         """
         found = {}
-        ends_of = cache(partial(self._ends, like=family[0]))
+        ends_of = cache(partial(self._known_ends, like=family[0]))
         for step, sinks in self._shared_steps(family).items():
             writers = self._letters.of(step, sinks[0])
             if writers[-1].sink not in sinks and not any(map(self._has_begun, sinks)):
@@ -560,23 +554,21 @@ class QueryBuilder:
         """Return True if the sink ``name`` has begun a batch."""
         return self._checkpoints[name].position() != Position(0, None, None)
 
-    def _ends(self, name: str, like: str) -> SinkEnds | None:
+    def _known_ends(self, name: str, like: str) -> SinkEnds | None:
         """Return where the sink ``name`` is; it may be one that the file no longer has, with the sources of ``like``.
 
         None if it has not run, or had other sources.
         """
-        checkpoint = self._checkpoints.get(name)
-        if checkpoint is None:
-            plan = self._plans[like]
-            if not has_sources_of(self._context.targets.pipeline, plan, self._state, name):
-                return None
-            checkpoint = Checkpoint(layout.checkpoint(self._state, name), labels(plan.inputs))
-        batch, finished, begun, _ = checkpoint.position()
-        start = self._context.source.start(name) if name in self._checkpoints else {}
-        return SinkEnds(
-            start if finished is None else start | checkpoint.planned(batch - 1).end,
-            None if begun is None else checkpoint.planned(batch).end,
-        )
+        if name in self._checkpoints:
+            return self._ends(name)
+        plan = self._plans[like]
+        if not has_sources_of(self._context.targets.pipeline, plan, self._state, name):
+            return None
+        return _ends_of(Checkpoint(layout.checkpoint(self._state, name), labels(plan.inputs)), {})
+
+    def _ends(self, name: str) -> SinkEnds:
+        """Return where the sink ``name`` of the file is."""
+        return _ends_of(self._checkpoints[name], self._context.source.start(name))
 
     def _shared(self, group: SinkGroup, letters: Mapping[str, Sequence[LetterWriter]]) -> SharedQuery | None:
         """Return the query of ``group``; None if Arrow cannot carry the rows of one of its sinks.
@@ -603,3 +595,12 @@ class QueryBuilder:
                 self._families = [*filter(None, families), (name,)]
                 return None
         return query
+
+
+def _ends_of(checkpoint: Checkpoint, start: Offsets) -> SinkEnds:
+    """Return where the sink with the ``checkpoint`` is, which began at ``start``."""
+    batch, finished, begun, _ = checkpoint.position()
+    return SinkEnds(
+        start if finished is None else start | checkpoint.planned(batch - 1).end,
+        None if begun is None else checkpoint.planned(batch).end,
+    )

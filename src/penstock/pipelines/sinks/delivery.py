@@ -16,6 +16,7 @@ transactions as in ``delta``.
 from __future__ import annotations
 
 import errno
+import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ from penstock.pipelines.spec.steps import registries_of
 from penstock.pipelines.spec.value_schemas import value_fields
 from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets
+from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.state_dir.letter_writers import LetterRange
 from penstock.pipelines.steps.expectations import CHECKS
 from penstock.pipelines.steps.expressions import (
@@ -205,11 +206,11 @@ def as_messages(
         sf.concat_ws("/", *record_identity(rows), sf.lit(unique)).alias("_message"),
         (_value(rows, messages) if value is None else value).alias("_value"),
     ]
-    json = not isinstance(messages.value, str) and sink.registered is None
+    is_json = not isinstance(messages.value, str) and sink.registered is None
     if (records := sink.records) is not None:
         key = sf.lit(None).cast("string") if records.key is None else key_column(rows, records.key)
         named = records.headers
-        if json:
+        if is_json:
             named = {"content-type": "application/json", **named}
         return rows.select(*made, key.alias("key"), _pairs(rows, named).alias("_pairs")).select(
             "topic",
@@ -219,7 +220,7 @@ def as_messages(
         )
     assert sink.mqtt is not None
     pairs = _pairs(rows, sink.mqtt.properties).alias("_pairs")
-    content_type = sf.lit("application/json" if json else None).cast("string").alias("content_type")
+    content_type = sf.lit("application/json" if is_json else None).cast("string").alias("content_type")
     return rows.select(*made, pairs, content_type).select(
         "topic", sf.col("_value").alias("payload"), "content_type", _with_id("string").alias("properties")
     )
@@ -657,11 +658,15 @@ def letter_condition(plan: SinkPlan, letters: Mapping[str, Sequence[LetterRange]
     whole = {step for step, own in ranges.items() if any(each == LetterRange({}, None) for each in own)}
     mine = sorted((plan.dead_letters_of - ranges.keys()) | whole)
     owned = [f"_dead.step IN ({', '.join(map(literal, mine))})"] if mine else []
+    steps_in: dict[str, list[str]] = {}
+    for step, own in sorted(ranges.items()):
+        if step not in whole:
+            steps_in.setdefault(_in_ranges(own), []).append(step)
     owned += [
         # CASE: the offsets of rows that are not dead are not compared.
-        f"CASE WHEN _dead.step = {literal(step)} THEN {' OR '.join(map(_in_range, own))} END"
-        for step, own in sorted(ranges.items())
-        if own and step not in whole
+        f"CASE WHEN _dead.step IN ({', '.join(map(literal, steps))}) THEN {condition} END"
+        for condition, steps in steps_in.items()
+        if condition != "false"
     ]
     if plan.keeps_late_rows:
         owned.append(f"_dead.code = {literal(LATE)}")
@@ -670,28 +675,55 @@ def letter_condition(plan: SinkPlan, letters: Mapping[str, Sequence[LetterRange]
     return f"coalesce(({' OR '.join(owned)}) AND NOT _dead.again, false)" if owned else None
 
 
-def _in_range(given: LetterRange) -> str:
-    """Return the condition in SQL that the record of a row is in a range."""
-    parts = [] if not given.start else [f"NOT {_is_before(given.start)}"]
-    parts += [] if given.end is None else [_is_before(given.end)]
-    return f"({' AND '.join(parts)})"
+def _in_ranges(ranges: Sequence[LetterRange]) -> str:
+    """Return the condition in SQL that the record of a row is in one of ``ranges``.
+
+    Partitions of which all records are, or none, are left out if those that no range names are as well. The others are
+    in one literal, since Spark compiles each expression of a condition.
+    """
+    others = any(each.end is None for each in ranges)
+    offsets = [at for each in ranges for at in (each.start, each.end or {})]
+    spans = {
+        f"{stream}/{name}": found
+        for stream, name in sorted({(stream, name) for at in offsets for stream, named in at.items() for name in named})
+        if (found := _spans(ranges, stream, name)) != ([_Span(0, None)] if others else [])
+    }
+    if not spans:
+        return str(others).lower()
+    # As in ``parse_offsets``: with several sources a stream has the prefix of its source. Kafka has no brokers.
+    streams = ("_source.topic", "concat(_source.source, '/', _source.topic)")
+    names = [
+        name
+        for mark, name in ((True, "concat(_source.broker, ':', _source.partition)"), (False, "_source.partition"))
+        if any((":" in key.rpartition("/")[2]) is mark for key in spans)
+    ]
+    text = json.dumps({key: [span._asdict() for span in found] for key, found in spans.items()})
+    known = f"from_json({literal(text)}, 'MAP<STRING, ARRAY<STRUCT<first: BIGINT, end: BIGINT>>>')"
+    of_row = (f"try_element_at({known}, concat({stream}, '/', {name}))" for stream in streams for name in names)
+    is_in = "_source.offset >= span.first AND (span.end IS NULL OR _source.offset < span.end)"
+    return f"coalesce(exists(coalesce({', '.join(of_row)}), span -> {is_in}), {str(others).lower()})"
 
 
-def _is_before(offsets: Offsets) -> str:
-    """Return the condition in SQL that the record of a row is before ``offsets``."""
-    cases = []
-    for stream, named in sorted(offsets.items()):
-        # As in ``parse_offsets``: with several sources a stream has the prefix of its source.
-        stream_is = f"{literal(stream)} IN (_source.topic, concat(_source.source, '/', _source.topic))"
-        for name, offset in sorted(named.items()):
-            *broker, partition = name.split(":")
-            at = [
-                stream_is,
-                *(f"_source.broker = {int(each)}" for each in broker),
-                f"_source.partition = {int(partition)}",
-            ]
-            cases.append(f"WHEN {' AND '.join(at)} THEN _source.offset < {offset}")
-    return f"(CASE {' '.join(cases)} ELSE false END)"
+class _Span(NamedTuple):
+    """Offsets of a partition; without an ``end`` all from the ``first`` on."""
+
+    first: int
+    end: int | None
+
+
+def _spans(ranges: Sequence[LetterRange], stream: str, name: str) -> list[_Span]:
+    """Return the offsets of a partition that are in ``ranges``, which are in order."""
+    found: list[_Span] = []
+    for each in ranges:
+        first = each.start.get(stream, {}).get(name, 0)
+        # A partition that the end lacks is not in the range.
+        end = None if each.end is None else each.end.get(stream, {}).get(name, first)
+        if end is not None and end <= first:
+            continue
+        if found and found[-1].end == first:
+            first = found.pop().first
+        found.append(_Span(first, end))
+    return found
 
 
 def letter_record(rows: DataFrame) -> str:

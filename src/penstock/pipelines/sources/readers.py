@@ -116,6 +116,10 @@ class SourceReader(Protocol):
     def count(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Return the number of records in ``[start, end)``, counted by the source."""
 
+    def size(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
+        """Return ``count``, or a larger number if the source can only count records by reading them."""
+        return self.count(input_, start, end)
+
     def meter(self, clock: Callable[[], int]) -> SourceMeter:
         """Return a meter of the lag of queries behind this source; ``clock`` returns ms since 1970."""
 
@@ -136,7 +140,7 @@ CHECK_TIMEOUT_MS = 10_000
 """Timeout of the check before Spark starts: long enough for a node that is starting."""
 
 
-class TubeSourceReader:
+class TubeSourceReader(SourceReader):
     """Reads TubeMQ topics as the source ``name``. A ``span`` has an end, whose offsets are stored in ``starts``.
 
     Without a ``span``, offsets are published for a group with the prefix ``group`` (unless the source sets a group) and
@@ -396,7 +400,7 @@ def _step_and_part(step: str, part: str) -> Column:
     return sf.struct(sf.lit(step).alias("step"), sf.lit(part).alias("part"))
 
 
-class FilesSourceReader:
+class FilesSourceReader(SourceReader):
     """Reads files of a directory as the source ``name``; ``state`` is the pipeline's state directory."""
 
     def __init__(self, name: str, source: FilesSource, state: Path, span: ReplayRange | None = None) -> None:
@@ -507,7 +511,7 @@ class FilesSourceReader:
 _Stored = TypeVar("_Stored", bound="KafkaSource | DeltaSource")
 
 
-class _StoredOffsetsReader(Generic[_Stored]):
+class _StoredOffsetsReader(SourceReader, Generic[_Stored]):
     """Reads a source whose offsets are in the checkpoint only, with a data source that gets them as options."""
 
     data_source: ClassVar[type[local_sources.LocalSource]]
@@ -652,7 +656,7 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
         with KafkaLog(self._options) as log:
             return sum(len(messages) for place in ranges(start, end) for messages in log.read(place))
 
-    def offsets(self, start: Offsets, end: Offsets) -> int:
+    def size(self, input_: QueryInput, start: Offsets, end: Offsets) -> int:
         """Return the number of offsets in ``[start, end)``, without a request: at least that of the records."""
         return sum(place.end - place.start for place in ranges(start, end))
 
@@ -764,7 +768,7 @@ class DeltaSourceReader(_StoredOffsetsReader["DeltaSource"]):
         return ChangeFeed(self._options.table)
 
 
-class RateSourceReader:
+class RateSourceReader(SourceReader):
     """Generates records at a rate as the source ``name``."""
 
     def __init__(self, name: str, source: RateSource, span: ReplayRange | None = None) -> None:

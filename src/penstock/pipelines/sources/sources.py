@@ -194,14 +194,10 @@ class Sources:
 
     def size(self, query: str, start: Offsets, end: Offsets) -> int:
         """Like ``count``, without reading records: of Kafka the number of offsets, which may be larger."""
-        found = 0
-        for name, label in self._labelled(query):
-            reader, first, last = self._readers[name], _of(label, start), _of(label, end)
-            if isinstance(reader, KafkaSourceReader):
-                found += reader.offsets(first, last)
-            else:
-                found += reader.count(self._input(query, name), first, last)
-        return found
+        return sum(
+            self._readers[name].size(self._input(query, name), _of(label, start), _of(label, end))
+            for name, label in self._labelled(query)
+        )
 
     def header_values(self, query: str, start: Offsets, end: Offsets, name: str, max_records: int) -> list[str]:
         """Return the values of the header ``name`` of the first ``max_records`` records of each partition of TubeMQ.
