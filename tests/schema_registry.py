@@ -157,7 +157,7 @@ class Registry:
             (each for each, of in known if (of["schema"], of.get("schemaType", "AVRO")) == (schema, kind)), None
         )
         if found is not None and not checks:
-            return 200, {"subject": subject, "id": found, "version": 1, "schema": schema}
+            return 200, {"subject": subject, "id": found, "version": (ids or []).index(found) + 1, "schema": schema}
         why = self.refuse(subject, schema)
         if checks:
             return 200, {"is_compatible": why is None, "messages": [] if why is None else [why]}
@@ -167,7 +167,9 @@ class Registry:
             return 409, {"error_code": 409, "message": f"incompatible with an earlier schema, details: [{why}]"}
         made = max(self.schemas, default=0) + 1
         self.register(made, schema, **more)
-        self.subjects.setdefault(subject, []).append(made)
+        versions = self.subjects.setdefault(subject, [])
+        versions.append(made)
+        self.versions[f"/subjects/{quote(subject, safe='')}/versions/{len(versions)}"] = self.schemas[made]
         return 200, {"id": made}
 
     def __enter__(self) -> Registry:

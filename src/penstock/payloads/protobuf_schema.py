@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
 
@@ -22,6 +22,8 @@ __all__ = [
     "TIMESTAMP",
     "WRAPPERS",
     "ProtobufSchema",
+    "SchemaFile",
+    "files_to_register",
     "index_path",
     "is_map",
     "map_fields",
@@ -30,7 +32,6 @@ __all__ = [
     "message_type",
     "registered_files",
     "registered_messages",
-    "schema_to_register",
     "type_name",
     "with_imports",
 ]
@@ -218,29 +219,44 @@ def registered_messages(descriptors: bytes) -> list[Descriptor]:
     return list(pool.FindFileByName(files[-1].name).message_types_by_name.values())
 
 
-def schema_to_register(found: Descriptor) -> str:
-    """Return the file of the message ``found`` as Confluent's client for Python registers it: a FileDescriptorProto in
-    base64, without the JSON names that ``protoc`` adds.
+class SchemaFile(NamedTuple):
+    """A file as Confluent's client for Python registers it: a FileDescriptorProto in base64, without the JSON names
+    that ``protoc`` adds, and the names of its ``imports``, without those of Google's libraries."""
+
+    name: str
+    text: str
+    imports: tuple[str, ...]
+
+
+def files_to_register(found: Descriptor) -> list[SchemaFile]:
+    """Return the files of the message ``found``: its own is the last one, each follows those that it imports.
 
     Raises:
-        ValueError: it imports other files than those of Google's libraries, to which the schema would have to refer, or
-            consumers do not agree on the indexes of the message; the text begins with "expected".
+        ValueError: consumers do not agree on the indexes of the message; the text begins with "expected".
     """
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
-
     if index_path(found) != index_path(found, with_maps=False):
         raise ValueError(
             f"expected a message that is not nested behind a map: consumers find {found.full_name} by its index, which "
             "Go counts with maps, and Java without them"
         )
+    files: dict[str, SchemaFile] = {}
+
+    def add(file: FileDescriptor) -> None:
+        imported = [each for each in file.dependencies if not _LIBRARY.fullmatch(each.name)]
+        for each in imported:
+            if each.name not in files:
+                add(each)
+        files[file.name] = SchemaFile(file.name, _as_text(file), tuple(each.name for each in imported))
+
+    add(found.file)
+    return list(files.values())
+
+
+def _as_text(found: FileDescriptor) -> str:
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
     file = FileDescriptorProto()
-    found.file.CopyToProto(file)
-    others = [name for name in file.dependency if not _LIBRARY.fullmatch(name)]
-    if others:
-        raise ValueError(
-            f"expected a message whose file imports google/protobuf/ and google/type/ only: {file.name!r}, which is "
-            f"registered without references, imports {others[0]!r}"
-        )
+    found.CopyToProto(file)
     file.ClearField("source_code_info")
     _remove_json_names(file.message_type)
     for extension in file.extension:

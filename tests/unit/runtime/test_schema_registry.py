@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.kafka.config import SchemaRegistry
 from penstock.runtime.kafka.schema_registry import (
+    ImportedSchema,
+    NewSchema,
     RegisteredSchema,
     check_compatible,
     check_registry,
@@ -25,6 +27,8 @@ from penstock.runtime.kafka.schema_registry import (
 )
 from tests.ports import free_port
 from tests.schema_registry import Registry
+
+INT, LONG, STRING = (NewSchema(f'"{name}"') for name in ("int", "long", "string"))
 
 
 def test_schemas_are_found_by_their_id() -> None:
@@ -122,13 +126,13 @@ def test_references_without_an_end_are_an_error() -> None:
 def test_schemas_are_registered_once() -> None:
     with Registry() as registry:
         options = SchemaRegistry(url=registry.url)
-        assert find_schema(options, "plant/a-value", '"int"') is None
-        check_compatible(options, "plant/a-value", '"int"')
+        assert find_schema(options, "plant/a-value", INT) is None
+        check_compatible(options, "plant/a-value", INT)
         assert registry.subjects == {}
-        assert [register_schema(options, "plant/a-value", kind) for kind in ('"int"', '"long"', '"int"')] == [1, 2, 1]
+        assert [register_schema(options, "plant/a-value", each) for each in (INT, LONG, INT)] == [1, 2, 1]
         assert registry.subjects == {"plant/a-value": [1, 2]}
-        assert find_schema(options, "plant/a-value", '"long"') == 2
-        assert find_schema(options, "plant/a-value", '"string"') is None
+        assert find_schema(options, "plant/a-value", LONG) == 2
+        assert find_schema(options, "plant/a-value", STRING) is None
         assert registry.requests[:3] == [
             "/subjects/plant%2Fa-value",
             "/compatibility/subjects/plant%2Fa-value/versions/latest?verbose=true",
@@ -140,38 +144,63 @@ def test_a_schema_is_registered_with_its_type() -> None:
     with Registry() as registry:
         options = SchemaRegistry(url=registry.url)
         text = base64.b64encode(FileDescriptorProto(name="a.proto").SerializeToString()).decode()
-        assert register_schema(options, "a", "{}", "JSON") == 1
-        assert register_schema(options, "b", text, "PROTOBUF") == 2
-        assert register_schema(options, "c", '"int"') == 3
+        json_schema, protobuf = NewSchema("{}", "JSON"), NewSchema(text, "PROTOBUF")
+        assert [register_schema(options, "abc"[n], each) for n, each in enumerate((json_schema, protobuf, INT))] == [
+            *(1, 2, 3)
+        ]
         assert [registry.schemas[each].get("schemaType") for each in (1, 2, 3)] == ["JSON", "PROTOBUF", None]
-        assert find_schema(options, "a", "{}", "JSON") == 1
-        assert find_schema(options, "a", "{}") is None
+        assert find_schema(options, "a", json_schema) == 1
+        assert find_schema(options, "a", NewSchema("{}")) is None
         registry.refuse = lambda _subject, schema: f"{schema} is not compatible"
         with pytest.raises(RefusedError, match="refused the schema of the subject 'b'") as refused:
-            check_compatible(options, "b", text, "PROTOBUF")
+            check_compatible(options, "b", protobuf)
         assert refused.value.why == f"{text} is not compatible"
+
+
+def test_what_a_schema_imports_is_registered_before_it() -> None:
+    texts = [
+        base64.b64encode(FileDescriptorProto(name=name).SerializeToString()).decode() for name in ("a", "b", "main")
+    ]
+    files = (ImportedSchema("a.proto", texts[0]), ImportedSchema("x/b.proto", texts[1], ("a.proto",)))
+    schema = NewSchema(texts[2], "PROTOBUF", ("a.proto", "x/b.proto"), files)
+    with Registry() as registry:
+        options = SchemaRegistry(url=registry.url)
+        assert find_schema(options, "t-value", schema) is None
+        # What is not registered cannot be compared.
+        check_compatible(options, "t-value", schema)
+        assert registry.requests == ["/subjects/a.proto"] * 2
+        # Another version of the same file.
+        register_schema(options, "x/b.proto", NewSchema(texts[2], "PROTOBUF"))
+        assert register_schema(options, "t-value", schema) == 4
+        a, b = ({"name": name, "subject": name, "version": n} for name, n in (("a.proto", 1), ("x/b.proto", 2)))
+        assert [registry.schemas[n].get("references") for n in (2, 3, 4)] == [None, [a], [a, b]]
+        assert find_schema(options, "t-value", schema) == 4
+        assert register_schema(options, "t-value", schema) == 4
+        registry.answer = lambda _path: (200, b'{"id": 1}')
+        with pytest.raises(ConfigError, match="is not a schema registry"):
+            find_schema(options, "t-value", schema)
 
 
 def test_a_refused_schema_is_an_error_with_the_reason_of_the_registry() -> None:
     with Registry() as registry:
         options = SchemaRegistry(url=registry.url)
-        register_schema(options, "a", '"int"')
+        register_schema(options, "a", INT)
         registry.refuse = lambda subject, schema: f"{subject}: {schema} is not compatible"
         for ask in (register_schema, check_compatible):
             with pytest.raises(RefusedError, match="refused the schema of the subject 'a'") as refused:
-                ask(options, "a", '"string"')
+                ask(options, "a", STRING)
             assert 'a: "string" is not compatible' in (refused.value.why or "")
             assert "another subject" in (refused.value.do or "")
         assert registry.subjects == {"a": [1]}
         registry.answer = lambda _path: (422, b'{"error_code": 42201, "message": "Invalid schema"}')
         with pytest.raises(RefusedError) as refused:
-            register_schema(options, "a", '"int"')
+            register_schema(options, "a", INT)
         assert refused.value.why == "Invalid schema"
         for status, body in ((200, b'{"id": "1"}'), (200, b"[]"), (404, b"<html>"), (404, b'{"error_code": 404}')):
             registry.answer = lambda _path, given=(status, body): given  # type: ignore[misc]  # bound now
             for request in (register_schema, check_compatible, find_schema):
                 with pytest.raises(ConfigError, match="is not a schema registry"):
-                    request(options, "a", '"int"')
+                    request(options, "a", INT)
 
 
 def test_user_and_password_are_sent_over_tls(tmp_path: Path) -> None:

@@ -40,7 +40,14 @@ from penstock.pipelines.spec.value_schemas import planned_schema, value_fields, 
 from penstock.pipelines.spec.values import quoted_name
 from penstock.pipelines.steps.arrow_functions import arrow_function
 from penstock.pipelines.steps.expressions import quoted_column
-from penstock.runtime.kafka.schema_registry import check_compatible, check_registry, find_schema, register_schema
+from penstock.runtime.kafka.schema_registry import (
+    ImportedSchema,
+    NewSchema,
+    check_compatible,
+    check_registry,
+    find_schema,
+    register_schema,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,10 +82,11 @@ def check_value_schema(pipeline: Pipeline, sink: Sink) -> None:
     if text is None:
         check_registry(given.registry)
         return
-    if find_schema(given.registry, sink.subject, text, given.schema_type) is None:
+    schema = _new_schema(given, text)
+    if find_schema(given.registry, sink.subject, schema) is None:
         if not given.auto_register:
             raise _unregistered(sink, given)
-        check_compatible(given.registry, sink.subject, text, given.schema_type)
+        check_compatible(given.registry, sink.subject, schema)
 
 
 def schema_id(sink: Sink, text: str) -> int:
@@ -90,12 +98,20 @@ def schema_id(sink: Sink, text: str) -> int:
     """
     given = sink.registered
     assert given is not None
+    schema = _new_schema(given, text)
     if given.auto_register:
-        return register_schema(given.registry, sink.subject, text, given.schema_type)
-    found = find_schema(given.registry, sink.subject, text, given.schema_type)
+        return register_schema(given.registry, sink.subject, schema)
+    found = find_schema(given.registry, sink.subject, schema)
     if found is None:
         raise _unregistered(sink, given)
     return found
+
+
+def _new_schema(given: RegisteredValue, text: str) -> NewSchema:
+    if not given.files:
+        return NewSchema(text, given.schema_type)
+    *imported, own = given.files
+    return NewSchema(text, given.schema_type, own.imports, tuple(ImportedSchema(*each) for each in imported))
 
 
 def _unregistered(sink: Sink, given: RegisteredValue) -> RefusedError:

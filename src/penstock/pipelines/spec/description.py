@@ -192,7 +192,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
     schema = {} if sink.registered is None else {"schema": _value_schema(pipeline, sink, sink.registered)}
     return {
         "sink": sink.name,
-        "definition": _definition(sink, [b"" if sink.registered is None else (sink.registered.text or "").encode()]),
+        "definition": _definition(sink, _schema_files(sink)),
         "sources": list(dict.fromkeys(sink_plan.inputs)),
         "kind": sink.kind,
         "does": described.target(pipeline, sink),
@@ -220,6 +220,13 @@ def _step_definition(step: Step) -> str:
         b"" if step.python is None else step.python.code.encode(),
     ]
     return _definition(step, files)
+
+
+def _schema_files(sink: Sink) -> list[bytes]:
+    if sink.registered is None:
+        return []
+    texts = [file.text for file in sink.registered.files] or [sink.registered.text or ""]
+    return [text.encode() for text in texts]
 
 
 def _definition(part: Step | Sink, files: Sequence[bytes]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.payloads.avro_schema import is_avro_name, parse_avro_schema, record_name
-from penstock.payloads.protobuf_schema import ProtobufSchema, message_type, schema_to_register
+from penstock.payloads.protobuf_schema import ProtobufSchema, SchemaFile, files_to_register, message_type
 from penstock.pipelines.spec.values import Part, schema_content
 from penstock.runtime.kafka.config import SchemaRegistry
 
@@ -46,6 +46,11 @@ class RegisteredValue(Part):
     def fields(self) -> Sequence[str] | None:
         """Names of the fields of the given schema; None: the columns."""
         return None
+
+    @property
+    def files(self) -> Sequence[SchemaFile]:
+        """The files of the given schema, which is the last one, if it may import others."""
+        return ()
 
     def record_of(self, topic: str) -> str:
         """Return the full name of the record."""
@@ -133,7 +138,7 @@ class ProtobufValue(RegisteredValue):
     message: str = Field(min_length=1, description="name of the Protobuf message; the package may be omitted")
 
     _schema: ProtobufSchema | None = PrivateAttr(default=None)
-    _text: str = PrivateAttr(default="")
+    _files: Sequence[SchemaFile] = PrivateAttr(default=())
 
     @property
     def message_schema(self) -> ProtobufSchema:
@@ -144,7 +149,12 @@ class ProtobufValue(RegisteredValue):
     @property
     def text(self) -> str | None:
         """The file of the message as a descriptor in base64."""
-        return self._text
+        return self._files[-1].text
+
+    @property
+    def files(self) -> Sequence[SchemaFile]:
+        """The file of the message, after those that it imports."""
+        return self._files
 
     @property
     def fields(self) -> Sequence[str] | None:
@@ -164,7 +174,7 @@ class ProtobufValue(RegisteredValue):
         found = message_type(descriptors, self.message)
         made = self.model_copy()
         made._schema = ProtobufSchema(descriptors, found.full_name)  # noqa: SLF001 - attributes of this class
-        made._text = schema_to_register(found)  # noqa: SLF001
+        made._files = files_to_register(found)  # noqa: SLF001
         return made
 
 

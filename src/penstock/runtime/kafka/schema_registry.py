@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
@@ -17,6 +18,8 @@ from penstock.runtime.io.tls import TlsOptions, read_password
 from penstock.runtime.kafka.config import SchemaRegistry
 
 __all__ = [
+    "ImportedSchema",
+    "NewSchema",
     "RegisteredSchema",
     "SubjectVersion",
     "check_compatible",
@@ -224,38 +227,62 @@ def check_registry(registry: SchemaRegistry) -> None:
         raise _no_registry(registry, path, found)
 
 
-def find_schema(registry: SchemaRegistry, subject: str, text: str, kind: str = "AVRO") -> int | None:
-    """Return the id of the schema ``text`` of a ``kind`` if a version of ``subject`` has it, otherwise None.
+class ImportedSchema(NamedTuple):
+    """A file that a schema of Protobuf imports, and what it imports itself."""
+
+    name: str
+    text: str
+    imports: tuple[str, ...] = ()
+
+
+class NewSchema(NamedTuple):
+    """A schema that is registered, or looked up: its text, its ``kind``, and the ``imports`` of Protobuf.
+
+    ``files`` have the schemas that it imports, also through others, each behind those that it imports itself. They are
+    in subjects with their names, as with the default of Confluent's serializers.
+    """
+
+    text: str
+    kind: str = "AVRO"
+    imports: tuple[str, ...] = ()
+    files: tuple[ImportedSchema, ...] = ()
+
+
+def find_schema(registry: SchemaRegistry, subject: str, schema: NewSchema) -> int | None:
+    """Return the id of ``schema`` if a version of ``subject`` has it, otherwise None.
 
     Raises the errors of :func:`schema_by_id`.
     """
     path = f"/subjects/{quote(subject, safe='')}"
-    found = _request(registry, "POST", path, _SchemaBody(text, kind))
-    if found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_SCHEMA):
+    body = _body(registry, schema)
+    found = None if body is None else _request(registry, "POST", path, body)
+    if found is None or found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_SCHEMA):
         return None
     return _schema_id(registry, subject, path, found)
 
 
-def register_schema(registry: SchemaRegistry, subject: str, text: str, kind: str = "AVRO") -> int:
-    """Register the schema ``text`` of a ``kind`` as a version of ``subject``, unless it is one; return its id.
+def register_schema(registry: SchemaRegistry, subject: str, schema: NewSchema) -> int:
+    """Register ``schema`` as a version of ``subject``, unless it is one, after what it imports; return its id.
 
     Raises:
         RefusedError: the registry refused the schema: it is incompatible with an earlier version, or invalid; or it
             refused the client.
         UnavailableError, ConfigError: see :func:`schema_by_id`.
     """
-    path = f"/subjects/{quote(subject, safe='')}/versions"
-    return _schema_id(registry, subject, path, _request(registry, "POST", path, _SchemaBody(text, kind)))
+    body = _body(registry, schema, registers=True)
+    assert body is not None, "what it imports is registered"
+    return _register(registry, subject, body)
 
 
-def check_compatible(registry: SchemaRegistry, subject: str, text: str, kind: str = "AVRO") -> None:
-    """Check that ``subject`` accepts the schema ``text`` of a ``kind`` after its latest version.
+def check_compatible(registry: SchemaRegistry, subject: str, schema: NewSchema) -> None:
+    """Check that ``subject`` accepts ``schema`` after its latest version, if what it imports is registered.
 
     The errors are those of :func:`register_schema`, which may refuse it because of an older version.
     """
     path = f"/compatibility/subjects/{quote(subject, safe='')}/versions/latest"
-    found = _request(registry, "POST", f"{path}?verbose=true", _SchemaBody(text, kind))
-    if found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
+    body = _body(registry, schema)
+    found = None if body is None else _request(registry, "POST", f"{path}?verbose=true", body)
+    if found is None or found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_VERSION):
         return
     compatible = found.value_of("is_compatible")
     if found.status == HTTPStatus.OK and isinstance(compatible, bool):
@@ -265,6 +292,33 @@ def check_compatible(registry: SchemaRegistry, subject: str, text: str, kind: st
             raise _refused(registry, subject, found.status, why or "it is incompatible with the latest version")
         return
     _schema_id(registry, subject, path, found)
+
+
+def _body(registry: SchemaRegistry, schema: NewSchema, *, registers: bool = False) -> _SchemaBody | None:
+    """Return ``schema`` with references to what it imports; None if that is not registered, and not now."""
+    versions: dict[str, int] = {}
+
+    def body(text: str, imports: Iterable[str]) -> _SchemaBody:
+        return _SchemaBody(text, schema.kind, tuple((name, versions[name]) for name in imports))
+
+    for file in schema.files:
+        given, path = body(file.text, file.imports), f"/subjects/{quote(file.name, safe='')}"
+        if registers:
+            _register(registry, file.name, given)
+        found = _request(registry, "POST", path, given)
+        if found.lacks(_UNKNOWN_SUBJECT, _UNKNOWN_SCHEMA) and not registers:
+            return None
+        _schema_id(registry, file.name, path, found)
+        version = found.value_of("version")
+        if not isinstance(version, int):
+            raise _no_registry(registry, path, found)
+        versions[file.name] = version
+    return body(schema.text, schema.imports)
+
+
+def _register(registry: SchemaRegistry, subject: str, body: _SchemaBody) -> int:
+    path = f"/subjects/{quote(subject, safe='')}/versions"
+    return _schema_id(registry, subject, path, _request(registry, "POST", path, body))
 
 
 def _schema_id(registry: SchemaRegistry, subject: str, path: str, found: _Response) -> int:
@@ -294,15 +348,20 @@ def _get(registry: SchemaRegistry, path: str) -> _Response:
 
 
 class _SchemaBody(NamedTuple):
-    """A schema, as a request has it."""
+    """A schema, as a request has it; ``imports`` are subjects, which have the names of the imports, and versions."""
 
     text: str
     kind: str
+    imports: tuple[tuple[str, int], ...] = ()
 
     def encoded(self) -> bytes:
+        found: dict[str, object] = {"schema": self.text}
         # Not for Avro, which registries without other formats have no name for.
-        named = {} if self.kind == "AVRO" else {"schemaType": self.kind}
-        return json.dumps({"schema": self.text, **named}).encode()
+        if self.kind != "AVRO":
+            found["schemaType"] = self.kind
+        if self.imports:
+            found["references"] = [{"name": name, "subject": name, "version": n} for name, n in self.imports]
+        return json.dumps(found).encode()
 
 
 def _request(registry: SchemaRegistry, method: str, path: str, schema: _SchemaBody | None = None) -> _Response:

@@ -22,9 +22,9 @@ from penstock.payloads.protobuf_encoding import message_encoder
 from penstock.payloads.protobuf_resolution import RegisteredProtobuf
 from penstock.payloads.protobuf_schema import (
     ProtobufSchema,
+    files_to_register,
     message_type,
     registered_files,
-    schema_to_register,
     with_imports,
 )
 from penstock.pipelines.sinks.registered_values import _encoded
@@ -150,6 +150,11 @@ def encoded(
     return [(each["value"], each["reason"]) for each in found]
 
 
+def in_order(values: dict[str, Any]) -> dict[str, Any]:
+    """The library has the entries of maps in no order."""
+    return values | ({"tags": sorted(values["tags"])} if "tags" in values else {})
+
+
 def test_the_library_and_the_parse_step_read_the_values_back() -> None:
     (whole, reason), none, (empty, _) = encoded(READINGS, [VALUES, None, VALUES | NULLS], COLUMNS)
     assert (reason, none) == (None, (None, None))
@@ -167,19 +172,21 @@ def test_the_library_and_the_parse_step_read_the_values_back() -> None:
     micros = 1_714_543_200_250_000
     read = ProtobufMessages(DESCRIPTORS, "plant.Reading", "confluent", 7)
     expected = VALUES | {"at": micros, "times": [micros], "u": (1 << 64) - 1, "place": {"hall": "A"}}
-    assert read.decode(encoded_id(7) + whole) == expected | {"tags": [("a", -(1 << 31)), ("b", 2)]}
+    assert in_order(read.decode(encoded_id(7) + whole)) == in_order(expected)
     assert empty is not None
-    assert read.decode(encoded_id(7) + empty) == expected | NULLS | {"tags": [("a", -(1 << 31)), ("b", 2)]}
+    assert in_order(read.decode(encoded_id(7) + empty)) == in_order(expected | NULLS)
 
 
 def test_a_parse_step_with_the_registered_schema_reads_the_values() -> None:
     for schema, row, columns in ((READINGS, VALUES, COLUMNS), (OLDS, LEAST | {"text": "a"}, OLD_COLUMNS)):
-        registered = registered_files(schema_to_register(message_type(DESCRIPTORS, schema.message)), ())
+        (file,) = files_to_register(message_type(DESCRIPTORS, schema.message))
+        registered = registered_files(file.text, ())
         ((value, _),) = encoded(schema, [row], columns)
         assert value is not None
         reader = ProtobufMessages(DESCRIPTORS, schema.message)
         found = RegisteredProtobuf(registered, reader).decode(encoded_id(7) + value)
-        assert found == replace(reader, encoding="confluent", schema_id=7).decode(encoded_id(7) + value)
+        plain = replace(reader, encoding="confluent", schema_id=7).decode(encoded_id(7) + value)
+        assert in_order(found) == in_order(plain)
         assert {name for name, each in found.items() if each is not None} >= {"machine", "tags"} & row.keys()
 
 

@@ -14,12 +14,18 @@ from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from penstock.errors import ConfigError, RefusedError
-from penstock.payloads.protobuf_schema import with_imports
+from penstock.payloads.confluent import encoded_id
+from penstock.payloads.protobuf import ProtobufMessages
+from penstock.payloads.protobuf_encoding import message_encoder
+from penstock.payloads.protobuf_resolution import RegisteredProtobuf
+from penstock.payloads.protobuf_schema import ProtobufSchema, registered_files, with_imports
 from penstock.pipelines.sinks.registered_values import check_value_schema, schema_id
 from penstock.pipelines.spec.description import as_data, as_text
 from penstock.pipelines.spec.loader import load
 from penstock.pipelines.spec.pipeline import NamedFile, Pipeline, named_files
 from penstock.pipelines.spec.value_schemas import planned_schema
+from penstock.runtime.kafka.config import SchemaRegistry
+from penstock.runtime.kafka.schema_registry import schema_by_id
 from tests.schema_registry import Registry
 from tests.unit.pipelines.files import parse
 
@@ -285,10 +291,6 @@ def test_wrong_options_are_reported(place: Callable[[str], Pipeline]) -> None:
         (as_protobuf(columns=OTHER, more="      value: [f1]"), "expected no value with a schema of `protobuf`"),
         (as_protobuf(columns=OTHER, more=f"      {avro}"), "expected at most one of avro, protobuf, json_schema"),
         (
-            as_protobuf("plant.Alarm", descriptors="line.desc", columns="machine STRING"),
-            "'plant/line.proto', which is registered without references, imports 'plant/site.proto'",
-        ),
-        (
             as_protobuf("Unit", columns="name STRING"),
             "expected a message that is not nested behind a map: consumers find plant.Line.Unit by its index",
         ),
@@ -335,3 +337,26 @@ def test_the_registry_is_asked_before_a_run_sends_a_row(place: Callable[[str], P
         assert registry.schemas[2]["schemaType"] == kind
         check_value_schema(forbidden, forbidden.sinks[0])
         assert schema_id(forbidden.sinks[0], schema) == 2
+
+
+def test_files_that_the_file_of_a_message_imports_are_registered_before_it(place: Callable[[str], Pipeline]) -> None:
+    with Registry() as registry:
+        text = as_protobuf("plant.Alarm", descriptors="line.desc", columns="machine STRING")
+        pipeline = place(text.replace("http://127.0.0.1:9", registry.url))
+        sink, schema = pipeline.sinks[0], schema_of(pipeline)
+        check_value_schema(pipeline, sink)
+        assert registry.subjects == {}
+        assert schema_id(sink, schema) == 2
+        assert registry.subjects == {"plant/site.proto": [1], "plant.alarms-value": [2]}
+        # Google's files are part of the library.
+        site = {"name": "plant/site.proto", "subject": "plant/site.proto", "version": 1}
+        assert registry.schemas[2]["references"] == [site]
+        check_value_schema(pipeline, sink)
+        assert schema_id(sink, schema) == 2
+        # As a task that reads it with a registry.
+        found = schema_by_id(SchemaRegistry(url=registry.url), 2, serialized=True)
+        assert found is not None
+        files = registered_files(found.text, zip(found.names, found.references, strict=True))
+        reader = ProtobufMessages((whole := with_imports(files)), "plant.Alarm")
+        encode = message_encoder(ProtobufSchema(whole, "plant.Alarm"))
+        assert RegisteredProtobuf(files, reader).decode(encoded_id(2) + encode({"machine": "p"})) == {"machine": "p"}
