@@ -127,19 +127,15 @@ class _Commits:
 
     def of_node(self, load: Callable[[], generator.Load]) -> generator.Load:
         """Run ``load`` and count the node's commits meanwhile."""
-        before = self._durations()
-        result, counted, window_s = self._counted(load, self._head)
-        after = self._durations()
+        result, counted, window_s = self._counted(load, self._of_node)
         self._bytes = counted.size // counted.commits
-        # Not read during the load: that costs the node some ms.
-        commit_s = (after.seconds - before.seconds) / (after.commits - before.commits)
-        self._add("penstock", counted.commits, commit_s, window_s)
+        self._add("penstock", counted, window_s)
         return result
 
     def of_floor(self, load: Callable[[], generator.Load]) -> generator.Load:
         """Run ``load`` and count the floor's commits meanwhile; then measure the bare client."""
         result, counted, window_s = self._counted(load, partial(read_totals, self._client, ETCD_PREFIX))
-        self._add("floor", counted.commits, counted.seconds / counted.commits, window_s)
+        self._add("floor", counted, window_s)
         bare = BareCommits(self._member.etcd.endpoints, "bare")
         began, commits = time.monotonic(), 0
         while (elapsed_s := time.monotonic() - began) < self._seconds:
@@ -150,47 +146,48 @@ class _Commits:
         self._times["bare client"].runs.append(1e6 * elapsed_s / commits)
         return result
 
-    def _add(self, name: str, commits: int, commit_s: float, window_s: float) -> None:
-        self._rates[name].runs.append(commits / window_s)
-        self._times[name].runs.append(1e6 * commit_s)
-        self._between[name].runs.append(1e6 * (window_s / commits - commit_s))
+    def _add(self, name: str, counted: CommitTotals, window_s: float) -> None:
+        self._rates[name].runs.append(counted.commits / window_s)
+        self._times[name].runs.append(1e6 * counted.seconds / counted.commits)
+        self._between[name].runs.append(1e6 * (window_s - counted.seconds) / counted.commits)
 
     def _counted(
         self, load: Callable[[], generator.Load], read: Callable[[], CommitTotals]
     ) -> tuple[generator.Load, CommitTotals, float]:
         """Run ``load``; return its result, the commits within a part of it, and the seconds of this part."""
-        found: list[tuple[float, CommitTotals]] = []
+        window: list[float] = []
+        found: list[CommitTotals] = []
 
         def read_twice() -> None:
-            for wait_s in (_STARTED_S, max(self._seconds - 2 * _STARTED_S, 0.5)):
-                time.sleep(wait_s)
-                totals = read()
-                found.append((time.monotonic(), totals))
+            # The window has neither of the reads, which cost the node some ms.
+            time.sleep(_STARTED_S)
+            found.append(read())
+            window.append(time.monotonic())
+            time.sleep(max(self._seconds - 2 * _STARTED_S, 0.5))
+            window.append(time.monotonic())
+            found.append(read())
 
         reader = threading.Thread(target=read_twice)
         reader.start()
         result = load()
         reader.join()
-        (began, first), (ended, last) = found
+        (first, last), (began, ended) = found, window
         counted = CommitTotals(last.commits - first.commits, last.seconds - first.seconds, last.size - first.size)
         if not counted.commits:
             raise SystemExit(f"no commit within {ended - began:.1f} s: the machine is too busy, or --seconds too small")
         return result, counted, ended - began
 
-    def _head(self) -> CommitTotals:
-        head = read_head(self._client, self._keys)
-        assert head is not None
-        return CommitTotals(head.sequence, 0.0, head.total_bytes)
-
-    def _durations(self) -> CommitTotals:
-        """Read the number of the node's commits and their duration, from its metrics."""
+    def _of_node(self) -> CommitTotals:
+        """Read the node's commits and their duration from its metrics, their bytes from etcd."""
         with urllib.request.urlopen(f"http://{self._member.ready['http']}/metrics", timeout=_LATE_S) as answer:
             lines = [line.split() for line in answer.read().decode().splitlines()]
         count, seconds = (
             next(float(line[1]) for line in lines if line[0] == f'{_DURATION}{name}{{part="statestore"}}')
             for name in ("count", "sum")
         )
-        return CommitTotals(int(count), seconds, 0)
+        head = read_head(self._client, self._keys)
+        assert head is not None
+        return CommitTotals(int(count), seconds, head.total_bytes)
 
 
 @contextmanager
