@@ -31,10 +31,10 @@ pytestmark = pytest.mark.skipif(
 
 def hidden(table: SymbolTable) -> Iterator[tuple[int, str]]:
     """Line and name of the variables of comprehensions that their function passes on."""
-    passed_on = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_free()}
     for child in table.get_children():
         if child.get_name() in COMPREHENSIONS:
             own = {symbol.get_name() for symbol in child.get_symbols() if symbol.is_local()}
+            passed_on = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_free()}
             yield from ((child.get_lineno(), name) for name in sorted(own & passed_on))
         yield from hidden(child)
 
