@@ -184,13 +184,13 @@ async def _connect(crowd: Crowd, number: int, turn: asyncio.Semaphore) -> None:
         await asyncio.sleep(random.uniform(SHORTEST_DELAY_S, LONGEST_DELAY_S))
 
 
-async def traffic(clients: Sequence[_Client], seconds: float, interval_s: float = 1.0) -> list[float]:
-    """Have each client publish to itself every ``interval_s``, evenly distributed; the latencies in ms, sorted.
+async def traffic(clients: Sequence[_Client], seconds: float) -> list[float]:
+    """Have each client publish to itself every second, evenly distributed; the latencies in ms, sorted.
 
     Raises:
         SystemExit: messages did not arrive within ten seconds.
     """
-    pause, end, packet_id = interval_s / len(clients), time.perf_counter() + seconds, 0
+    pause, end, packet_id = 1 / len(clients), time.perf_counter() + seconds, 0
     for client in clients:
         client.latencies.clear()
     due = time.perf_counter()

@@ -28,7 +28,6 @@ __all__ = [
     "mosquitto_process",
     "penstock",
     "penstock_in",
-    "redis",
     "redis_process",
 ]
 
@@ -156,13 +155,6 @@ def mosquitto_process(listeners: str = "") -> Iterator[tuple[str, int]]:
         with ended(process):
             wait_for(port, process)
             yield f"127.0.0.1:{port}", process.pid
-
-
-@contextmanager
-def redis(durability: str) -> Iterator[int]:
-    """Run Redis like :func:`redis_process`; yields the port."""
-    with redis_process(durability) as (port, _):
-        yield port
 
 
 @contextmanager

@@ -108,9 +108,9 @@ def _versions(versions: list[str]) -> str:
     return " and ".join(versions) or "no version"
 
 
-def requirement_files(folder: Path = REQUIREMENTS) -> list[Path]:
+def requirement_files() -> list[Path]:
     """Return the files with pinned packages of Python."""
-    return [file for file in sorted(folder.glob("*.txt")) if _PIN.search(file.read_text(encoding="utf-8"))]
+    return [file for file in sorted(REQUIREMENTS.glob("*.txt")) if _PIN.search(file.read_text(encoding="utf-8"))]
 
 
 def audit(environment: Path) -> Audit:

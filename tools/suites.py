@@ -138,18 +138,18 @@ def first_lines(message: str, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def failure_text(failure: ET.Element, most: int = 6) -> str:
+def failure_text(failure: ET.Element) -> str:
     """Return a failure or error of a JUnit report as one line: its message, then the causes and the members of an
-    exception group, at most ``most`` of them. The message of a group only has their number."""
+    exception group, at most six of them. The message of a group only has their number."""
     message = failure.get("message", "")
     found = (match[1] for match in map(_EXCEPTION.fullmatch, (failure.text or "").splitlines()) if match)
     causes = list(dict.fromkeys(line for line in found if line[:200] not in message))
-    left = [f"{len(causes) - most} more"] if len(causes) > most else []
-    return "; ".join([first_lines(message), *(first_lines(line, 200) for line in causes[:most]), *left])
+    left = [f"{len(causes) - 6} more"] if len(causes) > 6 else []
+    return "; ".join([first_lines(message), *(first_lines(line, 200) for line in causes[:6]), *left])
 
 
-def pytest_command(paths: list[str], report: Path, mark: str = "not nightly") -> list[str]:
-    return [PYTHON, "-m", "pytest", "-q", "-m", mark, f"--junit-xml={report}", *paths]
+def pytest_command(paths: list[str], report: Path) -> list[str]:
+    return [PYTHON, "-m", "pytest", "-q", "-m", "not nightly", f"--junit-xml={report}", *paths]
 
 
 def temporary_parent() -> Path | None:

@@ -165,8 +165,6 @@ class Writer(Peer):
         """Packet identifier -> the message, None after PUBREC."""
         self.may_be_full = False
         """Whether the broker may refuse messages with 0x97."""
-        self.unstored = 0
-        """Number of messages that it has refused."""
         self.pause_s = 0.0
         """Between the end of a message and the next one, for faults that last: it saves processor time."""
 
@@ -184,7 +182,6 @@ class Writer(Peer):
         packet_id = packet.packet_id
         if packet.reason_code == 0x97 and self.may_be_full:
             del self.open[packet_id]
-            self.unstored += 1
             asyncio.get_running_loop().call_later(FULL_S, self._fill)
             return
         # 0x92 answers a PUBREL that comes again, when the broker died between its commit and its PUBCOMP.

@@ -25,7 +25,6 @@ from penstock.tube.producer import Producer
 from tests.unit.tube.servers import Tube, tube
 
 ROWS = list(METHODS.values())
-NAMES = [f"{row.name}" for row in ROWS]
 NOT_UTF_8 = b"\xff\xfe"
 
 

@@ -43,8 +43,6 @@ class Recorder:
         """Errors of the store, except those of fencing."""
         self.may_be_full = False
         """Whether the store may refuse requests for lack of space: then they are not executed, and not recorded."""
-        self.unstored = 0
-        """Number of requests that it has refused for lack of space."""
         self.keys: dict[str, None] = {}
         self.values: dict[str, str] = {}
         """The value of each key that a client has seen last."""
@@ -67,7 +65,6 @@ class Recorder:
             answer, version = f"-ERR {error.text}", None
         except PenstockError as error:
             if isinstance(error, QuotaExceededError) and self.may_be_full:
-                self.unstored += 1
                 return True
             # A standby refuses connections (0x9C): the request may have been sent on the connection before.
             if getattr(error, "text", None) and getattr(error, "code", 0) != 0x9C:
@@ -208,21 +205,13 @@ class Load:
         return ["SET", key, known if kind == "NEX" and known and random.random() < 0.5 else value, kind], token
 
 
-async def record(
-    path: Path,
-    url: str,
-    fault: Callable[[Load], Awaitable[None]],
-    *,
-    seed: int = 0,
-    answers: int = 40,
-    pause_s: float = 0.0,
-) -> Recorder:
+async def record(path: Path, url: str, fault: Callable[[Load], Awaitable[None]], *, pause_s: float = 0.0) -> Recorder:
     """Record a history to ``path``: before, during and after ``fault``, and what each key holds at the end."""
     with Recorder(path) as recorder:
-        async with Load(recorder, url, seed, pause_s) as load:
-            await load.more(answers)
+        async with Load(recorder, url, 0, pause_s) as load:
+            await load.more(40)
             await fault(load)
-            await load.more(answers)
+            await load.more(40)
         await read_all(recorder, url)
     return recorder
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,6 @@ from tests.simulation.mutations import (
 from tests.simulation.run import OPERATIONS, Failure, failure, report, simulate
 from tests.simulation.seeds import passed, printed_elsewhere
 
-ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 60 if compiled.form() == "compiled" else MOST_SEEDS
 """Interpreted, a seed takes twice as long; ``MOST_SEEDS`` find each planted bug."""
 BLOCK = 10

@@ -209,9 +209,9 @@ class Cluster:
         self._workers.append(worker)
         self._said(log, r"Successfully registered with master (\S+)")
 
-    def decommission(self, number: int = 0) -> None:
-        """Tell a worker and its executors that their machine will go away, as a cluster manager does (SIGPWR)."""
-        os.kill(self._workers[number].pid, signal.SIGPWR)
+    def decommission(self) -> None:
+        """Tell the first worker and its executors that their machine will go away, as cluster managers do (SIGPWR)."""
+        os.kill(self._workers[0].pid, signal.SIGPWR)
 
     def executors(self) -> list[int]:
         """Process ids of the executors: children of our workers."""

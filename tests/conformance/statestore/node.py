@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -136,10 +136,9 @@ class PlainClient:
         correlation = await self.send(words, ft=ft, extra=extra)
         return await self.wait_for(lambda message: message.properties.correlation_data == correlation)
 
-    async def wait_for(self, wanted: object, *, timeout_s: float = 60.0) -> Publish:
+    async def wait_for(self, wanted: Callable[[Publish], bool]) -> Publish:
         """The first message for which ``wanted`` is true, taken out of ``messages``."""
-        assert callable(wanted)
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(60):
             while True:
                 for message in self.messages:
                     if wanted(message):

@@ -208,9 +208,9 @@ class SdkClient:
         """How many keys were deleted."""
         return _number(_payload(await self.invoke("DEL", key, ft=ft)))
 
-    async def vdelete(self, key: str | bytes, value: str | bytes, *, ft: Hlc | None = None) -> int:
+    async def vdelete(self, key: str | bytes, value: str | bytes) -> int:
         """How many keys were deleted, -1 where the value is another."""
-        return _number(_payload(await self.invoke("VDEL", key, value, ft=ft)))
+        return _number(_payload(await self.invoke("VDEL", key, value)))
 
     async def observe(self, key: str | bytes) -> None:
         """Subscribe as the SDK does, then KEYNOTIFY."""

@@ -88,10 +88,10 @@ class PersistentBench(Bench):
         self._start(*services)
 
 
-def reader(bench: PersistentBench, qos: int = 2, client_id: str = "reader", **more: Any) -> None:
+def reader(bench: PersistentBench, client_id: str = "reader", **more: Any) -> None:
     """A kept session with a subscription to everything, offline."""
     peer = bench.connect(client_id, expiry=HOUR, **more)
-    peer.subscribe(Subscription("#", qos))
+    peer.subscribe(Subscription("#", 2))
     peer.drop()
 
 

@@ -16,11 +16,11 @@ from tests.engine.mqtt.test_access import Gate
 STATE = "$SYS/broker/connection/site-7/state"
 
 
-def bridge(bench: Bench, *, clean: bool = True, username: str | None = None) -> Peer:
+def bridge(bench: Bench, *, clean: bool = True) -> Peer:
     """A bridge as Mosquitto makes one: the will says that it is away, and so does the first message."""
     peer = bench.open().speak_311()
     will = Will(STATE, b"0", 1, retain=True)
-    peer.send(Connect("site-7", clean, username=username, will=will, protocol_version=4, bridge=True))
+    peer.send(Connect("site-7", clean, will=will, protocol_version=4, bridge=True))
     assert peer.only() == ConnAck()
     peer.send(Publish(STATE, b"1", 1, retain=True, packet_id=1))
     assert peer.only() == PubAck(1)

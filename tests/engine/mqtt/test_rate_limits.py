@@ -20,8 +20,8 @@ from penstock.mqtt.engine.model.limits import BrokerLimits, RateLimitPolicy
 from tests.engine.mqtt.harness import Bench
 
 
-def burst(count: int, first: int = 1) -> list[Publish]:
-    return [Publish("a", b"", 1, packet_id=n) for n in range(first, first + count)]
+def burst(count: int) -> list[Publish]:
+    return [Publish("a", b"", 1, packet_id=n) for n in range(1, count + 1)]
 
 
 def test_a_client_that_publishes_too_fast_is_slowed_down_and_loses_nothing() -> None:

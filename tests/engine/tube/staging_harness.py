@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from penstock.tube.codec.envelope import Request, decode_response
@@ -19,7 +18,7 @@ from penstock.tube.engine.transactions.staging import Staging, StagingLimits
 from penstock.tube.storage.notes import decode_sequences, encode_sequences, read_sequences, sequences_note
 from penstock.tube.storage.staging_store import StagedWrite, StagingDirectory, write_staged
 from penstock.tube.storage.store import LogWrite, Store
-from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
+from tests.unit.runtime.recorded_disk import RecordedDisk
 
 NOW = 1_700_000_000_000
 STAGING = Path("/tube/staging")
@@ -210,9 +209,6 @@ class StagingTalk:
                 found[topic, partition] = [message.payLoadData for message in answer.messages]
         return found
 
-    def killed(self, *, power: Random | None = None) -> StagingTalk:
-        """A new process over what this one left; ``power``: also without what was not synced."""
-        disk = RecordedDisk(self.disk.files())
-        if power is not None:
-            disk = RecordedDisk(next(iter(after_power_loss(self.disk.ops, {}, power)))[1].files())
-        return StagingTalk(disk, self.notes, now=self.now + 1000)
+    def killed(self) -> StagingTalk:
+        """A new process over what this one left."""
+        return StagingTalk(RecordedDisk(self.disk.files()), self.notes, now=self.now + 1000)

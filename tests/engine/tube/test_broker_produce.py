@@ -18,9 +18,9 @@ def request(method: int = 13, service: int = 3, payload: bytes = b"", **more: An
     return Request(7, service, method, payload, **more)
 
 
-def valid_send(data: bytes = b"a") -> bytes:
+def valid_send() -> bytes:
     return pb.SendMessageRequestP2B(
-        clientId="p", topicName="demo", partitionId=0, data=data, flag=0, checkSum=-1, sentAddr=0
+        clientId="p", topicName="demo", partitionId=0, data=b"a", flag=0, checkSum=-1, sentAddr=0
     ).SerializeToString()
 
 

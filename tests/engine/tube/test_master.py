@@ -23,9 +23,9 @@ from tests.engine.tube.master_harness import NOW, ask, broker_beat, join_broker,
 PARTITIONS = {Partition(BrokerInfo(1, "10.0.0.1", 8123), "demo", number) for number in range(3)}
 
 
-def consumer(engine: MasterEngine, name: str, *, now: int = NOW, group: str = "lake", **kind: Any) -> Membership:
+def consumer(engine: MasterEngine, name: str, *, now: int = NOW, **kind: Any) -> Membership:
     topics, filters, session_ms = kind.get("topics", ["demo"]), kind.get("filters", {}), kind.get("session_ms", 0)
-    member = Membership(name, "h", group, topics, filters, now, session_ms=session_ms)
+    member = Membership(name, "h", "lake", topics, filters, now, session_ms=session_ms)
     answer = ask(engine, MethodId.CONSUMER_REGISTER, member.register(), now)
     assert answer.errCode == 200, answer.errMsg
     member.registered(answer)

@@ -45,9 +45,9 @@ async def running(settings: BrokerSettings) -> AsyncIterator[ReadyBroker]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def records(address: str, *, user: str | None = None, password: str | None = None) -> list[bytes]:
+def records(address: str) -> list[bytes]:
     host, _, port = address.partition(":")
-    with RangeReader(host, int(port), username=user, password=password) as reader:
+    with RangeReader(host, int(port)) as reader:
         return [bytes(each) for batch in reader.read("demo", 0, *reader.bounds("demo", 0)) for each in batch.payloads]
 
 

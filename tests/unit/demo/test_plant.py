@@ -27,8 +27,8 @@ def run(plant: Plant, machine: Machine, first: int, last: int) -> list[Message]:
     return [message for second in range(first, last + 1) for message in plant.messages(machine, float(second))]
 
 
-def with_fault(fault: str, *, seed: int = 1) -> tuple[Plant, Machine]:
-    plant = Plant(seed, START)
+def with_fault(fault: str) -> tuple[Plant, Machine]:
+    plant = Plant(1, START)
     machine = plant.faulty[fault]
     run(plant, machine, 1, 10)
     plant.switch(frozenset([fault]), 10.0)

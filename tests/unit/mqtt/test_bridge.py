@@ -62,8 +62,8 @@ class Sites:
     async def start_there(self) -> None:
         _, self.port = await self.there.start("127.0.0.1", self.port)
 
-    async def run_bridge(self, *topics: BridgeTopic, name: str = "plant", **options: Any) -> Bridge:
-        settings = BridgeSettings(name, f"mqtt://127.0.0.1:{self.port}", topics, **options)
+    async def run_bridge(self, *topics: BridgeTopic, **options: Any) -> Bridge:
+        settings = BridgeSettings("plant", f"mqtt://127.0.0.1:{self.port}", topics, **options)
         bridge = self.bridge = Bridge(settings, self.here)
         await bridge.start()
         return bridge

@@ -58,7 +58,7 @@ def append(storage: BrokerStorage, count: int, *, offset: int = 0, now: int = 10
     return store
 
 
-def data_directory(path: Path, *, keys: int = 3, records: int = 30) -> Path:
+def data_directory(path: Path, *, records: int = 30) -> Path:
     """A data directory as a node leaves it: keys, and a log of several segments."""
     (path / "tube").mkdir(parents=True)
     (path / "format.json").write_text('{"format": 1, "environments": ["statestore"]}')
@@ -66,7 +66,7 @@ def data_directory(path: Path, *, keys: int = 3, records: int = 30) -> Path:
     (path / "tube" / "admin-token").chmod(0o600)
     store = Storage(path / "statestore")
     store.open()
-    store.commit([change(number) for number in range(1, keys + 1)])
+    store.commit([change(number) for number in range(1, 4)])
     store.close()
     storage = BrokerStorage(path / "tube" / "broker-1", limits=LIMITS)
     append(storage, records, offset=28)

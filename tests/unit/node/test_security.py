@@ -431,10 +431,10 @@ rules:
 """
 
 
-async def retained_by(address: tuple[str, int], user: str = "bob") -> list[str]:
-    """The topics whose retained messages a new client gets, sorted."""
+async def retained_by(address: tuple[str, int]) -> list[str]:
+    """The topics whose retained messages a new client of bob gets, sorted."""
     found: list[str] = []
-    client = MqttClient(*address, client_id="reader", username=user, password=user, reconnect=False)
+    client = MqttClient(*address, client_id="reader", username="bob", password="bob", reconnect=False)
     async with client:
         client.listen("#", lambda message: found.append(message.topic))
         await client.subscribe("#")

@@ -28,8 +28,8 @@ from tests.unit.tube.servers import Tube, tube, until
 TUBE: dict[str, Any] = {"masters": ["h:8715", "i:8715"], "topic": "telemetry"}
 
 
-def section(running: Tube, topic: str = "telemetry", **more: Any) -> TubeClusterSection:
-    return TubeClusterSection.model_validate({"masters": [running.masters], "topic": topic, **more})
+def section(running: Tube, **more: Any) -> TubeClusterSection:
+    return TubeClusterSection.model_validate({"masters": [running.masters], "topic": "telemetry", **more})
 
 
 def record(number: int, key: bytes | None = None) -> Record:

@@ -30,12 +30,12 @@ sinks:
 """
 
 
-def letter(number: int, *, step: str = "parsed", reason: str = "not JSON", **changed: Any) -> dict[str, Any]:
+def letter(number: int, *, step: str = "parsed", **changed: Any) -> dict[str, Any]:
     """A row of the dead letter table."""
     row = {
         "step": step,
         "code": "parse.not_json",
-        "reason": reason,
+        "reason": "not JSON",
         "id": f"id-{number}",
         "source": "source",
         "topic": "t",

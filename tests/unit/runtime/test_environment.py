@@ -16,7 +16,7 @@ from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment, release_pages
 
 
-def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, many: bool = False) -> LmdbEnvironment:
+def an_environment(path: Path, *, schema: int = 1, many: bool = False) -> LmdbEnvironment:
     return LmdbEnvironment(
         path,
         "notes",
@@ -24,7 +24,7 @@ def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, man
         ("meta", "rows"),
         schema=schema,
         durability=Durability.DURABLE,
-        map_bytes=map_bytes,
+        map_bytes=1 << 20,
         many=many,
     )
 

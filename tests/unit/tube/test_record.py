@@ -12,9 +12,9 @@ from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.tube.record import FIELDS, Record, decode_msg_type, encode_msg_type
 
 
-def foreign(text: str, body: bytes = b"x") -> Record:
+def foreign(text: str) -> Record:
     raw = text.encode("utf-8", "surrogatepass")
-    return Record.decode(struct.pack(">i", len(raw)) + raw + body, 1)
+    return Record.decode(struct.pack(">i", len(raw)) + raw + b"x", 1)
 
 
 TEXT = st.text(max_size=20)

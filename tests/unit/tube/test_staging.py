@@ -52,17 +52,17 @@ async def client(running: Tube) -> AsyncIterator[Producer]:
         yield producer
 
 
-async def stage(producer: Producer, batch: BatchId, task: int, values: list[str], topic: str = "demo") -> Staged:
+async def stage(producer: Producer, batch: BatchId, task: int, values: list[str]) -> Staged:
     async with Stager(producer, batch, task=task, timeout_s=60) as stager:
-        assert await stager.stages(topic)
+        assert await stager.stages("demo")
         for value in values:
-            stager.add(topic, Record(value.encode()))
+            stager.add("demo", Record(value.encode()))
         return await stager.finish()
 
 
-async def stage_all(producer: Producer, batch: BatchId, label: str, tasks: int = 2) -> list[Staged]:
-    """Rows ``<label>-<task>-<n>`` of some tasks, over all brokers."""
-    return [await stage(producer, batch, task, [f"{label}-{task}-{n}" for n in range(12)]) for task in range(tasks)]
+async def stage_all(producer: Producer, batch: BatchId, label: str) -> list[Staged]:
+    """Rows ``<label>-<task>-<n>`` of two tasks, over all brokers."""
+    return [await stage(producer, batch, task, [f"{label}-{task}-{n}" for n in range(12)]) for task in range(2)]
 
 
 def rows(label: str, tasks: int = 2) -> list[str]:

@@ -6,7 +6,6 @@ import io
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,8 +17,6 @@ from hypothesis import strategies as st
 
 from penstock.payloads.avro import AvroMessages
 from penstock.pipelines.sinks.registered_values import _encoded
-
-VECTORS = Path(__file__).parents[3] / "vectors" / "avro"
 
 
 def schema(*kinds: Any) -> str:
@@ -40,7 +37,6 @@ def read(text: str, payload: bytes | None) -> Any:
     return found
 
 
-SECONDS = 1_700_000_000
 AT = datetime(2023, 11, 14, 22, 13, 20, 123_456, UTC)
 CASES: list[tuple[Any, pa.DataType, Any, Any]] = [
     ("boolean", pa.bool_(), True, True),

@@ -74,7 +74,6 @@ def test_a_fingerprint_ignores_documentation_defaults_and_logical_types() -> Non
 
 
 NODE = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}
-TWICE = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]}'
 EMPTY = {"type": "record", "name": "E", "fields": [{"name": "z", "type": {"type": "fixed", "name": "Z", "size": 0}}]}
 
 

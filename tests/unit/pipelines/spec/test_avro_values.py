@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,9 @@ def derived(text: str) -> dict[str, Any]:
     return made
 
 
-def wrong(text: str, place: Callable[[str], Pipeline] = parse) -> str:
+def wrong(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        place(text)
+        parse(text)
     return str(caught.value)
 
 

@@ -71,9 +71,9 @@ def begin(path: Path, messages: RegistryMessages, number: int = 1) -> BatchSchem
     return BatchSchemas.begin(path / "state", [messages.stored_as], [(path / "checkpoint", number)])
 
 
-def protobuf(url: str, message: str = "plant.Reading", descriptors: bytes = SET, **more: Any) -> RegistryMessages:
+def protobuf(url: str, message: str = "plant.Reading", **more: Any) -> RegistryMessages:
     registry = SchemaRegistry(url=url)
-    return RegistryMessages("protobuf", descriptors, registry, registry.digest("descriptors"), message, **more)
+    return RegistryMessages("protobuf", SET, registry, registry.digest("descriptors"), message, **more)
 
 
 def test_messages_of_confluents_serializer_are_decoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

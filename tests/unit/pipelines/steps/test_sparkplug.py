@@ -72,8 +72,8 @@ def birth(*metrics: Metric, bd_seq: int | None = 0, timestamp: int = MS, seq: in
     return Payload(timestamp=timestamp, metrics=[*first, *metrics], seq=seq)
 
 
-def data(*metrics: Metric, timestamp: int = MS, seq: int = 1) -> Payload:
-    return Payload(timestamp=timestamp, metrics=metrics, seq=seq)
+def data(*metrics: Metric, timestamp: int = MS) -> Payload:
+    return Payload(timestamp=timestamp, metrics=metrics, seq=1)
 
 
 def named(columns: Any, *keys: str) -> list[tuple[object, ...]]:

@@ -89,10 +89,10 @@ class FollowingNode:
         return state
 
 
-def new_directory(path: Path, *, sequence: int = 0) -> Path:
-    """A data directory whose last commit is that with ``sequence``."""
+def new_directory(path: Path) -> Path:
+    """A data directory whose last commit has the sequence number 0."""
     environment = environment_at(path, Durability.DURABLE)
-    position = BEGIN._replace(sequence=sequence).encode()
+    position = BEGIN._replace(sequence=0).encode()
     environment.open(lambda transaction: transaction.put(b"log", position, db=environment.tables["meta"]))
     environment.close()
     return path

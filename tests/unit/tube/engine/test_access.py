@@ -17,11 +17,9 @@ from tests.engine.tube.master_harness import NOW, ask
 HOUR = 3_600_000
 
 
-def signed(
-    user: str = "usr", password: str = "pw", time: int = NOW, nonce: int = 5
-) -> shared_pb2.MasterCertificateInfo:
-    info = shared_pb2.AuthenticateInfo(userName=user, timestamp=time, nonce=nonce, othParams="")
-    info.signature = sign(user, password, time, nonce)
+def signed(user: str = "usr", password: str = "pw", time: int = NOW) -> shared_pb2.MasterCertificateInfo:
+    info = shared_pb2.AuthenticateInfo(userName=user, timestamp=time, nonce=5, othParams="")
+    info.signature = sign(user, password, time, 5)
     return shared_pb2.MasterCertificateInfo(authInfo=info)
 
 

@@ -10,10 +10,10 @@ from penstock.tube.codec.strings import BrokerInfo
 from penstock.tube.engine.client.producer_state import Routes
 
 
-def routes(*infos: str, brokers: tuple[str, ...] = ("1:h:1", "2:h:2")) -> Routes:
+def routes(*infos: str) -> Routes:
     known = Routes("p", "h", start=-1)
     known.registered(
-        pb.RegisterResponseM2P(success=True, errCode=200, errMsg="", brokerCheckSum=5, brokerInfos=brokers)
+        pb.RegisterResponseM2P(success=True, errCode=200, errMsg="", brokerCheckSum=5, brokerInfos=["1:h:1", "2:h:2"])
     )
     known.heartbeat_answered(heard(*infos))
     return known

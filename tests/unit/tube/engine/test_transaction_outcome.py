@@ -11,8 +11,8 @@ from penstock.tube.exactly_once import (
 BOTH = ("1:h:1", "2:h:2")
 
 
-def held(*, publishing: bool = False, committed: int = -1) -> ParticipantState:
-    return ParticipantState(committed, "t", 5, publishing, BOTH)
+def held(*, publishing: bool = False) -> ParticipantState:
+    return ParticipantState(-1, "t", 5, publishing, BOTH)
 
 
 def test_a_transaction_prepared_everywhere_is_committed() -> None:
