@@ -201,9 +201,9 @@ def kv(
     )  # fmt: skip
 
 
-async def _in_chunks(keys: Sequence[str], call: Callable[[str], Awaitable[object]], most: int = 64) -> None:
-    for first in range(0, len(keys), most):
-        await asyncio.gather(*(call(key) for key in keys[first : first + most]))
+async def _in_chunks(keys: Sequence[str], call: Callable[[str], Awaitable[object]]) -> None:
+    for first in range(0, len(keys), 64):
+        await asyncio.gather(*(call(key) for key in keys[first : first + 64]))
 
 
 # MQTT

@@ -7,10 +7,7 @@ machine is suspended (``CLOCK_BOOTTIME``). Elections of etcd only extend leases.
 
 from __future__ import annotations
 
-__all__ = ["LEAST_TTL_S", "LeaseClock"]
-
-LEAST_TTL_S = 2
-"""The shortest lease that etcd grants, in seconds."""
+__all__ = ["LeaseClock"]
 
 
 class LeaseClock:

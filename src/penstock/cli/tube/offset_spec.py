@@ -146,15 +146,16 @@ class PartitionSpec(NamedTuple):
         return str(self.partition) if self.broker_id is None else f"{self.broker_id}:{self.partition}"
 
     def matches(self, broker_id: int, partition: int) -> bool:
+        """Return True if this is ``partition`` of the broker ``broker_id``."""
         return partition == self.partition and self.broker_id in {None, broker_id}
 
 
-def parse_part(text: str, option: str = "--partition") -> PartitionSpec:
+def parse_part(text: str) -> PartitionSpec:
     """Parse ``[BROKER:]N``. Raises ConfigError."""
     match = _PART.fullmatch(text)
     if match is None:
         do = "write a partition such as 0, or with its broker 1:0"
-        raise ConfigError(f"{option}: got {text!r}", option=option, do=do)
+        raise ConfigError(f"--partition: got {text!r}", option="--partition", do=do)
     return PartitionSpec(None if match[1] is None else int(match[1]), int(match[2]))
 
 

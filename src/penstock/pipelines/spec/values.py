@@ -53,7 +53,6 @@ __all__ = [
     "is_uri",
     "late_of",
     "lease_key",
-    "local_path",
     "names_setting",
     "place_of",
     "quoted_name",
@@ -171,17 +170,6 @@ def place_of(path: str) -> str:
     if is_uri(path):
         return re.sub("^s3a:", "s3:", path).rstrip("/")
     return os.path.abspath(path)  # noqa: PTH100 - it resolves `..` without links
-
-
-def local_path(path: str) -> str:
-    """Return ``path``, which must be a local path.
-
-    Raises:
-        ValueError: it is a URI, for which Python would create a local directory of this name.
-    """
-    if is_uri(path):
-        raise ValueError("expected a local path or that of a mounted file system, not a URI")
-    return path
 
 
 def _broker_url(text: str) -> str:

@@ -13,8 +13,8 @@ deleted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.errors import PenstockError, UnavailableError
@@ -159,9 +159,6 @@ def collapse(changes: Iterable[KeyWrite]) -> dict[str | bytes, list[KeyWrite]]:
     return found
 
 
-Connect = Callable[[FencedTarget, int], AbstractAsyncContextManager[WritableStore]]
-
-
 @asynccontextmanager
 async def _connect(target: FencedTarget, partition: int) -> AsyncIterator[WritableStore]:
     from penstock.mqtt.client.client import MqttClient
@@ -178,9 +175,7 @@ async def _connect(target: FencedTarget, partition: int) -> AsyncIterator[Writab
         yield store
 
 
-def write_rows(
-    target: FencedTarget, batches: Iterable[pa.RecordBatch], partition: int, *, connect: Connect = _connect
-) -> int:
+def write_rows(target: FencedTarget, batches: Iterable[pa.RecordBatch], partition: int) -> int:
     """Write the rows of a task in order; return the number of requests.
 
     The columns are ``key`` (string) and ``value`` (string, null deletes the key). Nothing is connected without rows.
@@ -192,15 +187,15 @@ def write_rows(
     """
     chunks = _chunks(batches)
     first = next(chunks, None)
-    return 0 if first is None else asyncio.run(_write_chunks(target, first, chunks, partition, connect))
+    return 0 if first is None else asyncio.run(_write_chunks(target, first, chunks, partition))
 
 
 async def _write_chunks(
-    target: FencedTarget, first: list[KeyWrite], chunks: Iterator[list[KeyWrite]], partition: int, connect: Connect
+    target: FencedTarget, first: list[KeyWrite], chunks: Iterator[list[KeyWrite]], partition: int
 ) -> int:
     written = 0
     chunk: list[KeyWrite] | None = first
-    async with connect(target, partition) as store:
+    async with _connect(target, partition) as store:
         while chunk is not None:
             try:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
