@@ -214,10 +214,12 @@ class PartitionOffsets(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int, int]:
+        """Topic, broker id and partition: the key of stored offsets."""
         return self.topic, self.broker.id, self.partition
 
     @property
     def key(self) -> str:
+        """The partition as text, ``BROKER:TOPIC:PARTITION``."""
         return f"{self.broker.id}:{self.topic}:{self.partition}"
 
 

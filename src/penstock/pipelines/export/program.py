@@ -108,6 +108,7 @@ class Program:
         return _with_variables(found) if isinstance(found, str) and "${" in found else literal_text(value)
 
     def sink_place(self, sink: Sink) -> tuple[str | int, ...]:
+        """Return the place of ``sink`` in the file, for :meth:`given`."""
         return ("sinks", next(n for n, each in enumerate(self.pipeline.sinks) if each.name == sink.name))
 
     def broker(self) -> str:
@@ -121,6 +122,11 @@ class Program:
         return "BROKER"
 
     def helper(self, name: str) -> str:
+        """Define the helper ``name`` (:mod:`penstock.pipelines.export.helpers`) in the program, and return its name.
+
+        Raises:
+            NotExportable: it looks at the columns of its rows, which a declarative project cannot do.
+        """
         if self.is_declarative and name in _ANALYSING:
             raise NotExportable("it needs the columns of its rows or their types, which a project cannot look up")
         self.helpers.add(name)
@@ -138,12 +144,14 @@ class Program:
         return parts[0] if len(parts) == 1 else f"sf.concat({', '.join(parts)})"
 
     def json_of(self, columns: Sequence[str] | None) -> str:
+        """Return Python for a column: ``columns``, or without any the data columns of ``rows``, as a JSON object."""
         if columns:
             return f"sf.to_json(sf.struct({', '.join(map(literal_text, columns))}))"
         self.helper("data_columns")
         return "sf.to_json(sf.struct(*data_columns(rows)))"
 
     def at(self, place: Sequence[str]) -> Value:
+        """Return the value at ``place`` of the file before variables were replaced; None if it does not exist."""
         found: Value = dict(self.raw)
         for key in place:
             found = found.get(key) if isinstance(found, dict) else None
@@ -187,8 +195,10 @@ def joined(text: str) -> str:
 
 
 def identifier(name: str) -> str:
+    """Return ``name`` as a name in Python."""
     return name.replace("-", "_")
 
 
 def commented(text: str) -> list[str]:
+    """Return the lines of a comment with ``text``."""
     return textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")

@@ -45,6 +45,11 @@ class Sinks:
         }
 
     def sink(self, sink: Sink, sink_plan: SinkPlan | None) -> Function:
+        """Return the function that writes the stream of ``sink``.
+
+        Raises:
+            NotExportable: the sink, or one of its options, has no equivalent without penstock.
+        """
         if late_of(sink.source or "") is not None or sink_plan is None:
             raise NotExportable("Spark drops late records of a window, so there are no rows for it")
         if sink.postgresql is not None:

@@ -152,6 +152,7 @@ class Params:
         return next((value for name in names if (value := self.given.get(name, "").strip())), "")
 
     def required(self, *names: str) -> str:
+        """Return the value of the first of ``names`` that is present. Raises BadParameter without one."""
         value = self.text(*names)
         if not value:
             raise BadParameter(f"{names[0]} is required")
@@ -172,6 +173,11 @@ class Params:
         return found
 
     def number(self, *names: str, default: int | None = None, least: int | None = None, most: int | None = None) -> int:
+        """Return an integer between ``least`` and ``most``; ``default`` if it is missing.
+
+        Raises:
+            BadParameter: it is no such number, or it is missing and ``default`` is None.
+        """
         text = self.text(*names)
         if not text and default is not None:
             return default
@@ -191,9 +197,11 @@ class Params:
         return self.flag(*names, default=False) if self.text(*names) else None
 
     def numbers(self, *names: str) -> list[int]:
+        """Return the integers of a comma-separated list, without duplicates. Raises BadParameter."""
         return [as_number(item, names[0]) for item in self.items(*names)]
 
     def flag(self, *names: str, default: bool) -> bool:
+        """Return a flag, ``true`` or ``false`` in any case; ``default`` if it is missing. Raises BadParameter."""
         text = self.text(*names).lower()
         if text not in {"", "true", "false"}:
             raise BadParameter(f"{names[0]} {text!r}: true or false are possible")

@@ -48,10 +48,12 @@ def epochs_note(topic: str, store: int) -> str:
 
 
 def encode_epochs(epochs: Epochs) -> bytes:
+    """Encode the epochs of a store: each with its first offset."""
     return json.dumps(epochs).encode()
 
 
 def decode_epochs(note: bytes) -> Epochs:
+    """Decode the result of :func:`encode_epochs`."""
     return [(int(epoch), int(start)) for epoch, start in json.loads(note)]
 
 

@@ -61,9 +61,11 @@ class AttemptFile(StagedFile):
         self._store.appended(self)
 
     def read(self) -> Iterator[tuple[bytes, int]]:
+        """Yield each stored record with its number of rows; the first record describes the attempt."""
         return self._store.read(self)
 
     def remove(self) -> None:
+        """Delete the file."""
         self._store.remove(self)
 
     def take_unwritten(self) -> StagedWrite:
@@ -139,6 +141,7 @@ class StagingDirectory(StagingStore):
         return about
 
     def add(self, about: bytes) -> AttemptFile:
+        """Return the file of a new attempt, whose first record is ``about``."""
         self._number += 1
         staged = AttemptFile(self, self._number)
         staged.append(about, 0)

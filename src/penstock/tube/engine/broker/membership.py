@@ -41,10 +41,12 @@ class BrokerConfig:
     topics: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
+        """Encode the configuration, for :meth:`from_json` after a restart."""
         return json.dumps([self.config_id, self.check_sum, self.default, self.topics]).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> BrokerConfig:
+        """Decode the result of :meth:`to_json`."""
         config_id, check_sum, default, topics = json.loads(data)
         return cls(config_id, check_sum, default, tuple(topics))
 

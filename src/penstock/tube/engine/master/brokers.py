@@ -78,6 +78,11 @@ class BrokerHandler:
         broker.stop_write = status in {BrokerStatus.ONLY_READ, BrokerStatus.OFFLINE, BrokerStatus.DRAFT}
 
     def register(self, request: pb.RegisterRequestB2M, context: RequestContext) -> Message:
+        """Register a broker, or renew its registration after a reconnect, and return its configuration.
+
+        Raises:
+            RefusedRequest: its credentials or its id are wrong, or another broker uses the id or the address.
+        """
         cluster = self._master.cluster
         self._master.admit_broker(request, context)
         pieces = request.clientId.split(":")
@@ -132,6 +137,11 @@ class BrokerHandler:
         return answer
 
     def heartbeat(self, request: pb.HeartRequestB2M, context: RequestContext) -> Message:
+        """Renew the session of a broker, record what it reports, and return orders and changes of its configuration.
+
+        Raises:
+            RefusedRequest: its credentials are wrong, or it is not registered on this connection.
+        """
         cluster = self._master.cluster
         self._master.admit_broker(request, context)
         broker = cluster.brokers.get(parse_broker_id(request.brokerId))
@@ -168,6 +178,7 @@ class BrokerHandler:
         return answer
 
     def close(self, request: pb.CloseRequestB2M, context: RequestContext) -> Message:
+        """End the session of a broker that stops. Raises RefusedRequest for wrong credentials."""
         self._master.admit_broker(request, context)
         broker = self._master.cluster.brokers.get(parse_broker_id(request.brokerId))
         if broker is not None and broker.connection == context.connection:

@@ -77,6 +77,7 @@ class ProducerHandler:
             del self.known[client_id]
 
     def register(self, request: pb.RegisterRequestP2M, context: RequestContext) -> Message:
+        """Register a producer and return the brokers. Raises RefusedRequest for wrong credentials."""
         client_id = client_id_of(request.clientId, request.hostName)
         passed = self._master.admit(request, None, context)
         self._update(client_id, request.topicList, context)
@@ -92,6 +93,11 @@ class ProducerHandler:
         return answer
 
     def heartbeat(self, request: pb.HeartRequestP2M, context: RequestContext) -> Message:
+        """Renew the session of a producer, and return the partitions of its topics.
+
+        Raises:
+            RefusedRequest: its credentials are wrong, or another client uses its id.
+        """
         client_id = client_id_of(request.clientId, request.hostName)
         passed = self._master.admit(request, None, context)
         # An unknown producer is registered by its heartbeat, because C++ and Go producers never register again.
@@ -121,6 +127,11 @@ class ProducerHandler:
         return answer
 
     def close(self, request: pb.CloseRequestP2M, context: RequestContext) -> Message:
+        """End the session of a producer.
+
+        Raises:
+            RefusedRequest: its credentials are wrong, or another client uses its id.
+        """
         self._master.admit(request, None, context)
         client_id = java_trim(request.clientId)
         self._master.check_origin(self.known.get(client_id), client_id, context)
@@ -212,6 +223,12 @@ class ConsumerHandler:
                 self._rebalance(group, now)
 
     def register(self, request: pb.RegisterRequestC2M, context: RequestContext) -> Message:
+        """Add a consumer to its group, which is created if necessary; its heartbeats receive partitions.
+
+        Raises:
+            RefusedRequest: its credentials or topics are wrong, its subscription differs from that of its group, its id
+                is in use, or a limit is reached.
+        """
         client_id = client_id_of(request.clientId, request.hostName)
         group_name = group_name_of(request.groupName)
         passed = self._master.admit(request, group_name, context)
@@ -243,6 +260,11 @@ class ConsumerHandler:
         return answer
 
     def heartbeat(self, request: pb.HeartRequestC2M, context: RequestContext) -> Message:
+        """Renew the session of a consumer, record the partitions that it holds, and return those to take or release.
+
+        Raises:
+            RefusedRequest: its credentials are wrong, or it is not registered.
+        """
         group, client_id, passed = _registered(self._master, self.groups, request, context)
         member = group.members[client_id]
         reported = None
@@ -338,6 +360,7 @@ class ConsumerHandler:
             group.renew(broker_id)
 
     def rebalance_all(self, now: int) -> None:
+        """Assign the partitions of every group again."""
         for group in list(self.groups.values()):
             self._rebalance(group, now)
 

@@ -228,6 +228,7 @@ class Cluster:
         return [b.tls_info.address if tls else b.info.format() for b in brokers]
 
     def deployed(self, topic: str) -> bool:
+        """Return True if the topic is in use on a broker, or is that of the history of offsets."""
         known = self.topics.get(topic)
         return (known is not None and known.in_use) or topic == OFFSET_HISTORY_TOPIC
 

@@ -59,6 +59,7 @@ class TopicDeployment(NamedTuple):
 
     @property
     def partition_count(self) -> int:
+        """Number of partitions on the broker: each store has ``partitions``."""
         return self.partitions * self.stores
 
 
@@ -114,6 +115,7 @@ class TopicSetting(NamedTuple):
         return next((each for number, each in self.own if number == broker_id), self.common)
 
     def on(self, broker_id: int) -> bool:
+        """Return True if the topic, or data of it, is on a broker."""
         return (self.brokers is None or broker_id in self.brokers) and self.at(broker_id).status < TOPIC_GONE
 
     def config(self, default: DefaultConfig, broker_id: int) -> TopicConfig:
@@ -173,6 +175,7 @@ class BrokerStatus(IntEnum):
 
     @property
     def text(self) -> str:
+        """The status as the HTTP API writes it."""
         return self.name.lower().replace("_", "-")
 
 

@@ -111,6 +111,7 @@ class Query:
 
     @classmethod
     def from_note(cls, note: bytes) -> Query:
+        """Decode the result of :meth:`note`."""
         state = json.loads(note)
         query = cls(state["query"], state["run"], state["epoch"], state["changed"], once=state["once"])
         query.stale = state["stale"]
