@@ -12,7 +12,7 @@ import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import Annotated, Any, Literal, Self, cast, get_type_hints
 
 from annotated_types import Ge
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
@@ -33,6 +33,7 @@ __all__ = [
     "MqttListenerEntry",
     "Security",
     "Tls",
+    "TlsSection",
     "broker_limits",
     "limits_section",
     "network_limits",
@@ -95,38 +96,51 @@ def publish_limits(section: Any) -> PublishLimits:
     return PublishLimits(**{field.name: getattr(section, field.name) for field in dataclasses.fields(PublishLimits)})
 
 
-class Tls(Section):
-    """Certificates of a listener. SIGHUP reloads the files."""
+class TlsSection(Section):
+    """Certificates of a TLS listener."""
 
     certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
     key: Path = Field(description="PEM file: private key, not encrypted")
     client_ca: Path | None = Field(default=None, description="PEM file: authorities of client certificates")
+    revoked: Path | None = Field(
+        default=None, description="PEM file: revocation lists, one for each authority of client certificates"
+    )
+
+    @model_validator(mode="after")
+    def _check_lists(self) -> Self:
+        if self.revoked is not None and self.client_ca is None:
+            raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
+        return self
+
+    def files(self) -> TlsFiles:
+        """Certificate files of the listener; with ``client_ca`` it requires client certificates."""
+        return TlsFiles(
+            certificate=self.certificate,
+            key=self.key,
+            client_ca=self.client_ca,
+            revoked=self.revoked,
+            client_certificates=ClientCertificates.NONE if self.client_ca is None else ClientCertificates.REQUIRE,
+        )
+
+
+class Tls(TlsSection):
+    """Certificates of a listener. SIGHUP reloads the files."""
+
     client_certificates: ClientCertificates = Field(
         default=ClientCertificates.REQUIRE,
         description="whether a client certificate is required, with `client_ca`",
-    )
-    revoked: Path | None = Field(
-        default=None, description="PEM file: revocation lists, one for each authority of client certificates"
     )
     name: CertificateName = Field(
         default=CertificateName.COMMON_NAME, description="part of a client certificate that identifies the client"
     )
     minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="minimum TLS version")
 
-    @model_validator(mode="after")
-    def _check_lists(self) -> Tls:
-        if self.revoked is not None and self.client_ca is None:
-            raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
-        return self
-
     def files(self) -> TlsFiles:
         """Certificate files of the listener; without ``client_ca`` no client certificate is requested."""
-        return TlsFiles(
-            certificate=self.certificate,
-            key=self.key,
-            client_ca=self.client_ca,
-            revoked=self.revoked,
-            client_certificates=ClientCertificates.NONE if self.client_ca is None else self.client_certificates,
+        files = super().files()
+        return dataclasses.replace(
+            files,
+            client_certificates=files.client_certificates if self.client_ca is None else self.client_certificates,
             name=self.name,
             minimum_version=self.minimum_version,
         )

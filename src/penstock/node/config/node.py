@@ -16,13 +16,12 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, model_va
 
 from penstock.errors import ConfigError
 from penstock.mqtt.transport.listener_settings import Transport
-from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.config.bridges import BridgeEntry
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.console import ConsoleSection, FilterText
 from penstock.node.config.kafka import KafkaSection
 from penstock.node.config.listeners import AddressText, ListenerSection, Section, WebUrl, bind
-from penstock.node.config.mqtt import MqttListener, Security
+from penstock.node.config.mqtt import MqttListener, Security, TlsSection
 from penstock.node.config.profiles import AioFiles, Profile, add_profile
 from penstock.node.config.statestore import StateStoreSection
 from penstock.node.config.template import Template
@@ -96,34 +95,13 @@ class TubeBrokerListener(ListenerSection):
     bind: AddressText = bind("127.0.0.1:8123")
 
 
-class HttpTls(Section):
+class HttpTls(TlsSection):
     """Certificates of an HTTPS listener. SIGHUP reloads the files."""
 
-    certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
-    key: Path = Field(description="PEM file: private key, not encrypted")
     client_ca: Path | None = Field(
         default=None,
         description="PEM file: authorities of client certificates, which all clients and health probes then need",
     )
-    revoked: Path | None = Field(
-        default=None, description="PEM file: revocation lists, one for each authority of client certificates"
-    )
-
-    @model_validator(mode="after")
-    def _check_lists(self) -> HttpTls:
-        if self.revoked is not None and self.client_ca is None:
-            raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
-        return self
-
-    def files(self) -> TlsFiles:
-        """Certificate files of the listener."""
-        return TlsFiles(
-            certificate=self.certificate,
-            key=self.key,
-            client_ca=self.client_ca,
-            revoked=self.revoked,
-            client_certificates=ClientCertificates.NONE if self.client_ca is None else ClientCertificates.REQUIRE,
-        )
 
 
 class TubeBrokerHttpListener(ListenerSection):

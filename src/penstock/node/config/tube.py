@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
+from penstock.mqtt.transport.tls import ServerTls
 from penstock.node.config.listeners import Section
-from penstock.node.config.mqtt import limits_section
+from penstock.node.config.mqtt import TlsSection, limits_section
 from penstock.tube.engine.limits import TubeLimits
 
 __all__ = ["Start", "TubeAccess", "TubeCertificates", "TubeLimitOptions", "TubeTls", "tube_limits"]
@@ -47,37 +47,18 @@ class TubeAccess(Section):
         return value
 
 
-class TubeTls(Section):
+class TubeTls(TlsSection):
     """TLS listeners of master and broker, on the same addresses as the plain ones. SIGHUP reloads the files."""
 
-    certificate: Path = Field(description="PEM file: server certificate, followed by intermediate certificates")
-    key: Path = Field(description="PEM file: private key, not encrypted")
     client_ca: Path | None = Field(
         default=None, description="PEM file: authorities of client certificates, which all clients then need"
-    )
-    revoked: Path | None = Field(
-        default=None, description="PEM file: revocation lists, one for each authority of client certificates"
     )
     master_port: int = Field(default=8716, ge=0, le=65535, description="TLS port of the master; 0 selects a free port")
     broker_port: int = Field(default=8124, ge=0, le=65535, description="TLS port of the broker; 0 selects a free port")
 
-    @model_validator(mode="after")
-    def _check_lists(self) -> TubeTls:
-        if self.revoked is not None and self.client_ca is None:
-            raise ValueError("`revoked` lists client certificates: it needs `client_ca`")
-        return self
-
     def read(self) -> ServerTls:
         """Read the files. Raises ConfigError if one cannot be used."""
-        mutual = self.client_ca is not None
-        files = TlsFiles(
-            certificate=self.certificate,
-            key=self.key,
-            client_ca=self.client_ca,
-            revoked=self.revoked,
-            client_certificates=ClientCertificates.REQUIRE if mutual else ClientCertificates.NONE,
-        )
-        return ServerTls(files, protocol="tubemq")
+        return ServerTls(self.files(), protocol="tubemq")
 
 
 class TubeCertificates:
