@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.http_server import Handler, HttpThread
 
 __all__ = ["OtlpReceiver", "ReceivedLine", "ReceivedMetric", "ReceivedSpan", "otlp_receiver"]
 
@@ -191,9 +193,8 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     """Run a receiver on a free port of loopback during the block."""
     receiver = OtlpReceiver()
 
-    class Handler(BaseHTTPRequestHandler):
+    class _Handler(Handler):
         protocol_version = "HTTP/1.1"
-        timeout = 60
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -205,20 +206,10 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
             receiver.headers.append(self.headers)
             receiver.add(self.path, body)
 
-        def log_message(self, *_: object) -> None:
-            """Write no access log."""
-
     # server_close waits for the threads of connections: the client has closed them before.
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = False
-    receiver.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("no_proxy", "127.0.0.1")  # the exporter uses the proxies of the environment
-            yield receiver
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with HttpThread(server) as thread, pytest.MonkeyPatch.context() as patch:
+        receiver.url = f"http://{thread.address}"
+        patch.setenv("no_proxy", "127.0.0.1")  # the exporter uses the proxies of the environment
+        yield receiver

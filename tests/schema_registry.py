@@ -6,13 +6,14 @@ import base64
 import json
 import ssl
 import struct
-import threading
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote, unquote
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from tests.http_server import Handler, HttpThread
 
 __all__ = ["Registry", "framed"]
 
@@ -40,7 +41,7 @@ def _in_form(schema: dict[str, Any], *, is_serialized: bool) -> dict[str, Any]:
     return {**found, "schema": schema["serialized"]} if is_serialized and "serialized" in schema else found
 
 
-class Registry:
+class Registry(HttpThread):
     """A registry with ``schemas`` by id. A context manager. ``user``: name and password that it requires."""
 
     def __init__(self, user: tuple[str, str] | None = None, tls: ssl.SSLContext | None = None) -> None:
@@ -58,9 +59,7 @@ class Registry:
         registry = self
         known = None if user is None else base64.b64encode(":".join(user).encode()).decode()
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 60
-
+        class _Handler(Handler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self._is_answered():
@@ -101,24 +100,17 @@ class Registry:
 
             def _respond(self, status: int, body: object) -> None:
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.respond(status, data, "application/vnd.schemaregistry.v1+json")
 
-            def log_message(self, *_: object) -> None:
-                """Nothing: the tests look at ``requests``."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._scheme = "http" if tls is None else "https"
         if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        super().__init__(server)
 
     @property
     def url(self) -> str:
-        return f"{self._scheme}://127.0.0.1:{self._server.server_port}"
+        return f"{self._scheme}://{self.address}"
 
     def register(self, schema_id: int, schema: object, **more: object) -> None:
         text = schema if isinstance(schema, str) else json.dumps(schema)
@@ -171,12 +163,3 @@ class Registry:
         versions.append(made)
         self.versions[f"/subjects/{quote(subject, safe='')}/versions/{len(versions)}"] = self.schemas[made]
         return 200, {"id": made}
-
-    def __enter__(self) -> Registry:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()

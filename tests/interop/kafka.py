@@ -6,10 +6,9 @@ import base64
 import json
 import socket
 import subprocess
-import threading
 import time
 import uuid
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from benchmarks.kafka_peer.broker import KafkaPeer, prepare
 from penstock.errors import PenstockError
 from penstock.spark.environment.java import find_java
+from tests.http_server import Handler, HttpThread
 from tests.ports import free_ports
 from tests.tools import skip_or_fail
 
@@ -40,7 +40,7 @@ def token() -> str:
     return ".".join([*parts, ""])
 
 
-class TokenEndpoint:
+class TokenEndpoint(HttpThread):
     """The token endpoint of an identity provider, which issues :func:`token` to one client. A context manager."""
 
     CLIENT, SECRET = "penstock", "secret-of-client"
@@ -51,9 +51,7 @@ class TokenEndpoint:
         endpoint = self
         known = base64.b64encode(f"{self.CLIENT}:{self.SECRET}".encode()).decode()
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = DEADLINE_S
-
+        class _Handler(Handler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 endpoint.requests.append(dict(parse_qsl(body)))
@@ -61,28 +59,10 @@ class TokenEndpoint:
                     status, answer = 200, {"access_token": token(), "token_type": "bearer", "expires_in": 3600}
                 else:
                     status, answer = 401, {"error": "invalid_client", "error_description": "unknown secret"}
-                encoded = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(encoded)))
-                self.end_headers()
-                self.wfile.write(encoded)
+                self.respond(status, json.dumps(answer).encode())
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/token"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-
-    def __enter__(self) -> TokenEndpoint:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(HTTPServer(("127.0.0.1", 0), _Handler))
+        self.url = f"http://{self.address}/token"
 
 
 class KafkaBroker:

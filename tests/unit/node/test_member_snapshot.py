@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from penstock.runtime.io.network import Address
 from penstock.runtime.io.wal_frames import PUT
 from penstock.runtime.observability.audit import AuditTrail, read_audit
 from tests.certificates import Authority
+from tests.http_server import Handler, HttpThread
 from tests.ports import free_port
 
 NAMES = ("statestore", "mqtt")
@@ -115,28 +116,20 @@ def served(
     """The address of a server that has ``body`` for every request, with ``tls`` of a certificate and its key. ``then``
     is called before it ends the response."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class _Handler(Handler):
         def do_POST(self) -> None:
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
             then()
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     if tls is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*tls)
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with HttpThread(server) as thread:
+        yield thread.address
 
 
 def load(

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, ClassVar
+from http.server import HTTPServer
+from typing import ClassVar
 from urllib.parse import parse_qsl
 
 import pytest
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.tube.client.web import WebLogin, call
+from tests.http_server import Handler, HttpThread
 
 
-class Master(BaseHTTPRequestHandler):
+class Master(Handler):
     answer: ClassVar[bytes] = b""
     asked: ClassVar[list[tuple[str, dict[str, str]]]] = []
 
     def do_POST(self) -> None:
         form = self.rfile.read(int(self.headers["Content-Length"])).decode()
         Master.asked.append((self.path, dict(parse_qsl(form))))
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(Master.answer)))
-        self.end_headers()
-        self.wfile.write(Master.answer)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the standard library's
-        pass
+        self.respond(200, Master.answer)
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
     Master.asked.clear()
-    server = HTTPServer(("127.0.0.1", 0), Master)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with HttpThread(HTTPServer(("127.0.0.1", 0), Master)) as thread:
+        yield thread.address
 
 
 def test_rows_come_back(address: str) -> None:
