@@ -17,7 +17,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.model.journal import Journal, Recovered, SessionRow
 from penstock.mqtt.engine.model.message import Message, message_of
 from penstock.mqtt.storage import SessionStore
-from penstock.runtime.io.lmdb_environment import LmdbEnvironment
+from tests.faults.lmdb_copies import LmdbCopies, notes_of
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
 
 SEGMENT = 8 * 512
@@ -86,29 +86,17 @@ class Client:
 def test_every_acknowledged_change_is_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(17)
     disk = RecordedDisk()
-    path, copies = tmp_path / "store", 0
-
-    def copied() -> None:
-        nonlocal copies
-        copies += 1
-        shutil.copytree(path, tmp_path / f"copy-{copies}")
-        disk.note(("lmdb", copies))
-
-    transact = LmdbEnvironment.transact
-
-    def noted(self: LmdbEnvironment, *args: Any, **options: Any) -> None:
-        transact(self, *args, **options)
-        copied()
-
+    path = tmp_path / "store"
+    copies = LmdbCopies(path, tmp_path, disk)
     client = Client(random)
     states = [State({}, {}, {})]
     with monkeypatch.context() as patch:
-        patch.setattr(LmdbEnvironment, "transact", noted)
+        copies.after_transactions(patch)
         store = SessionStore(path, files=disk, segment_bytes=SEGMENT)
         # LMDB follows when the log is full, in the commit that finds no place.
         patch.setattr("penstock.runtime.io.wal.LoggedEnvironment._follow", lambda _: None)
         store.open(0)
-        copied()
+        copies.copy()
         first = len(disk.ops)
         for number in range(1, 50):
             states.append(client.act(number))
@@ -118,13 +106,13 @@ def test_every_acknowledged_change_is_recovered(tmp_path: Path, monkeypatch: pyt
             disk.note(("acknowledged", number))
         ops = list(disk.ops)
         store.close()
-    assert copies > 4
+    assert copies.count > 4
     tried = sum(check(tmp_path, ops[:end], states, random) for end in range(first + 1, len(ops) + 1, 4))
     assert tried > 100
 
 
 def check(folder: Path, ops: list[Any], states: list[State], random: Random) -> int:
-    notes: dict[str, int] = dict(op.value for op in ops if op.kind == "note")
+    notes = notes_of(ops)
     tried = 0
     for name, after in after_power_loss(ops, {}, random):
         path = folder / "recovered"

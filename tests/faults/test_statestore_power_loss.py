@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import lmdb
 import pytest
@@ -21,6 +20,7 @@ from penstock.runtime.io.files import Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.runtime.io.wal_frames import DELETE, DROP, PUT, SECTOR, Operation
+from tests.faults.lmdb_copies import LmdbCopies, notes_of
 from tests.unit.runtime.recorded_disk import Op, RecordedDisk, after_power_loss
 
 ROWS = 1
@@ -102,26 +102,14 @@ def fresh(tmp_path: Path) -> Iterator[Path]:
 def test_a_store_recovers_from_power_loss_after_any_operation(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(11)
     disk = RecordedDisk()
-    path, copies = fresh / "store", 0
-
-    def copied() -> None:
-        nonlocal copies
-        copies += 1
-        shutil.copytree(path, fresh / f"copy-{copies}")
-        disk.note(("lmdb", copies))
-
-    transact = LmdbEnvironment.transact
-
-    def noted(self: LmdbEnvironment, *args: Any, **options: Any) -> None:
-        transact(self, *args, **options)
-        copied()
-
+    path = fresh / "store"
+    copies = LmdbCopies(path, fresh, disk)
     states: list[Rows] = [{}]
     with monkeypatch.context() as patch:
-        patch.setattr(LmdbEnvironment, "transact", noted)
+        copies.after_transactions(patch)
         store = Store(path, disk)
         first = len(disk.ops)
-        copied()
+        copies.copy()
         for number in range(1, 60):
             operations = some_operations(random, number)
             states.append(carried_out(states[-1], operations))
@@ -134,7 +122,7 @@ def test_a_store_recovers_from_power_loss_after_any_operation(fresh: Path, monke
                 store.environment._grow()
     ops = disk.ops
     store.leave()
-    assert copies > 8
+    assert copies.count > 8
     assert len({op.path for op in ops if op.kind == "create"}) == 2
     # A segment was used again.
     assert len([op for op in ops if op.kind == "write" and op.position == 0]) > 4
@@ -145,7 +133,7 @@ def test_a_store_recovers_from_power_loss_after_any_operation(fresh: Path, monke
 def check(folder: Path, ops: list[Op], states: list[Rows], random: Random) -> int:
     """Recover from every disk after ``ops``: the rows are those of a commit that began, and of no earlier one than was
     acknowledged; what is committed after that start is there at the next."""
-    notes: dict[str, int] = dict(op.value for op in ops if op.kind == "note")  # type: ignore[misc]
+    notes = notes_of(ops)
     tried = 0
     for name, after in after_power_loss(ops, {}, random):
         found, store = recovered(folder, folder / f"copy-{notes['lmdb']}", after)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from penstock.runtime.io.lmdb_environment import LmdbEnvironment
 from penstock.runtime.io.wal import LoggedEnvironment
 from penstock.tube.engine.master.settings import ConsumeControl, Removal, Setting, TopicSetting, key_of
 from penstock.tube.master.metadata import SCHEMA, TABLES, SettingStore
+from tests.faults.lmdb_copies import LmdbCopies, notes_of
 from tests.unit.runtime.recorded_disk import Op, RecordedDisk, after_power_loss
 
 Settings = dict[tuple[str, str], Setting]
@@ -64,25 +64,13 @@ def after(settings: Settings, changes: list[Setting | Removal]) -> Settings:
 def test_every_acknowledged_setting_is_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(21)
     disk = RecordedDisk()
-    path, copies = tmp_path / "master", 0
-
-    def copied() -> None:
-        nonlocal copies
-        copies += 1
-        shutil.copytree(path, tmp_path / f"copy-{copies}")
-        disk.note(("lmdb", copies))
-
-    transact = LmdbEnvironment.transact
-
-    def noted(self: LmdbEnvironment, *args: Any, **options: Any) -> None:
-        transact(self, *args, **options)
-        copied()
-
+    path = tmp_path / "master"
+    copies = LmdbCopies(path, tmp_path, disk)
     states: list[Settings] = [{}]
     with monkeypatch.context() as patch:
-        patch.setattr(LmdbEnvironment, "transact", noted)
+        copies.after_transactions(patch)
         store = opened(path, disk)
-        copied()
+        copies.copy()
         first = len(disk.ops)
         for number in range(1, 40):
             changes = some_changes(random, number)
@@ -92,14 +80,14 @@ def test_every_acknowledged_setting_is_recovered(tmp_path: Path, monkeypatch: py
             disk.note(("acknowledged", number))
         ops = list(disk.ops)
         store.close()
-    assert copies > 4
+    assert copies.count > 4
     tried = sum(check(tmp_path, ops[:end], states, random) for end in range(first + 1, len(ops) + 1, 3))
     assert tried > 100
 
 
 def check(folder: Path, ops: list[Op], states: list[Settings], random: Random) -> int:
     """Recover from every disk after ``ops``: the settings of a commit that began, none older than acknowledged."""
-    notes: dict[str, int] = dict(op.value for op in ops if op.kind == "note")  # type: ignore[misc]
+    notes = notes_of(ops)
     tried = 0
     for name, disk in after_power_loss(ops, {}, random):
         path = folder / "recovered"
