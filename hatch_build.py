@@ -33,7 +33,7 @@ def _tool(root: Path, name: str) -> ModuleType:
     return module
 
 
-class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+class CoreBuildHook(BuildHookInterface[Any]):
     """Adds the extension modules to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

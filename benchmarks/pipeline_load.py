@@ -118,7 +118,7 @@ def peers(topics: Sequence[Topic]) -> Iterator[Peers]:
 
 
 def _create(address: str, topics: Sequence[Topic]) -> None:
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # imported there without an alias
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     wanted = [NewTopic(topic.name, num_partitions=topic.partitions, replication_factor=1) for topic in topics]
     admin = AdminClient({"bootstrap.servers": address})

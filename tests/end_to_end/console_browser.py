@@ -61,7 +61,11 @@ STATUS = {
     },
 }  # fmt: skip
 """Status of a pipeline."""
-LOOKS = {"light": (1280, "light"), "dark": (1280, "dark"), "narrow": (400, "light")}
+LOOKS: dict[str, tuple[int, Literal["light", "dark"]]] = {
+    "light": (1280, "light"),
+    "dark": (1280, "dark"),
+    "narrow": (400, "light"),
+}
 ONE_LOOK = ["light", *(pytest.param(look, marks=pytest.mark.nightly) for look in ("dark", "narrow"))]
 """Parameters of a test of actions; the other looks at night, since ``test_every_page_in_every_look`` has all pages."""
 

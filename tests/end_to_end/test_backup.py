@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.packets import Publish
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.producer import Producer
 from tests.end_to_end.nodes import PENSTOCK, RunningNode, environment, wait_until
@@ -101,8 +102,8 @@ async def found_in(node: RunningNode, wanted: dict[str, set[str]]) -> dict[str, 
                     break
     everything = asyncio.Event()
 
-    def arrived(message: object) -> None:
-        found["session"].add(message.payload.decode())  # type: ignore[attr-defined] # a PUBLISH
+    def arrived(message: Publish) -> None:
+        found["session"].add(message.payload.decode())
         if wanted["session"] <= found["session"]:
             everything.set()
 

@@ -62,7 +62,7 @@ async def test_every_page_in_every_look(node: Node, look: str) -> None:
 
     ready = await filled(node)
     width, scheme = LOOKS[look]
-    async with browsing(ready, width, scheme) as browser:  # type: ignore[arg-type] # one of the two
+    async with browsing(ready, width, scheme) as browser:
         page = browser.page
         await browser.open()
         await expect(page.get_by_role("heading", name="Ready")).to_be_visible()

@@ -90,7 +90,7 @@ async def test_letters_are_corrected_redriven_and_discarded(
     async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
         await store.set("penstock/pipeline/plain/run", json.dumps(STATUS))
     width, scheme = LOOKS[look]
-    async with browsing(ready, width, scheme) as browser:  # type: ignore[arg-type] # one of the two
+    async with browsing(ready, width, scheme) as browser:
         page = browser.page
         page.set_default_timeout(60_000)  # each action starts a process
         expect.set_options(timeout=60_000)

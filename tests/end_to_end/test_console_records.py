@@ -42,7 +42,7 @@ async def test_records_are_filtered_paged_opened_and_exported(node: Node, look: 
     ready = await node.start()
     await produce(ready.tube_master, range(200))
     width, scheme = LOOKS[look]
-    async with browsing(ready, width, scheme) as browser:  # type: ignore[arg-type] # one of the two
+    async with browsing(ready, width, scheme) as browser:
         page = browser.page
         browser.allowed = ("401 (Unauthorized)",)
         await browser.open("clients")

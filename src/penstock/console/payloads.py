@@ -12,7 +12,7 @@ from io import BytesIO
 from typing import Any, Final
 
 import cbor2
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 
 from penstock.console.payload_schemas import MAX_VALUES, NO_SCHEMAS, PayloadSchema, PayloadSchemas
 from penstock.mqtt.sparkplug import NAMESPACE, parse_topic, payload_as_dict

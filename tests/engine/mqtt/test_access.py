@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
@@ -314,7 +314,8 @@ def test_publish_by_qos_and_retain_is_asked_once_each() -> None:
                 for retain in (False, True)
             )
         )
-        assert [packet.reason_code for packet in peer.take()] == [  # type: ignore[union-attr]
+        answers: list[Any] = peer.take()
+        assert [packet.reason_code for packet in answers] == [
             0x10,
             0x87,
             0x87,

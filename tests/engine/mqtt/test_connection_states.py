@@ -152,8 +152,9 @@ def told(peer: Peer) -> str:
     words = []
     for packet in peer.take():
         name = type(packet).__name__.upper()
-        bad = isinstance(packet, ConnAck | Disconnect) and packet.reason_code >= 0x80
-        words.append(f"{name} 0x{packet.reason_code:02X}" if bad else name)  # type: ignore[union-attr]
+        if isinstance(packet, ConnAck | Disconnect) and packet.reason_code >= 0x80:
+            name += f" 0x{packet.reason_code:02X}"
+        words.append(name)
     if peer.closed:
         words.append(CLOSE)
     elif peer.connection.session is None and not words:

@@ -16,6 +16,7 @@ from penstock.mqtt.codec.packets import (
     SubAck,
     Subscribe,
     Subscription,
+    UnsubAck,
     Unsubscribe,
     Will,
 )
@@ -226,11 +227,12 @@ def test_a_paused_replay_skips_what_changed_and_ends_with_its_subscription() -> 
     assert (fourth.topic, fourth.retain) == ("r/00004", True)
     peer.send(Unsubscribe(9, ["r/#"]), PubAck(fourth.packet_id))
     unsuback, last = peer.take()
+    assert isinstance(unsuback, UnsubAck)
     assert isinstance(last, Publish)
     assert last.topic == "r/00005", "of the other subscription, once"
     peer.send(PubAck(last.packet_id))
     assert peer.take() == []
-    assert unsuback.packet_id == 9  # type: ignore[union-attr]
+    assert unsuback.packet_id == 9
 
 
 def test_output_per_turn_is_bounded_after_a_reconnect_too() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,9 +74,9 @@ async def test_no_request_is_answered_before_its_sync(
     early: list[bool] = []
     write, sync = os.pwrite, os.fdatasync
 
-    def watched_write(*given: object) -> int:
+    def watched_write(*given: Any) -> int:
         done.append("write")
-        return write(*given)  # type: ignore[arg-type]
+        return write(*given)
 
     def watched_sync(descriptor: int) -> None:
         early.append(peer.has_input())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from google.protobuf.message import Message
+
 from penstock.tube.codec.envelope import Request, decode_request, decode_response, encode_request
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
@@ -20,10 +22,10 @@ HOST = "10.0.0.1"
 
 
 def ask(
-    engine: MasterEngine, connection: str, method: MethodId, message: object, host: str = HOST, now: int = NOW
+    engine: MasterEngine, connection: str, method: MethodId, message: Message, host: str = HOST, now: int = NOW
 ) -> int:
     """The code that answers a request over ``connection``."""
-    payload = message.SerializeToString()  # type: ignore[attr-defined] # any request
+    payload = message.SerializeToString()
     request = decode_request(7, encode_request(Request(7, 1, method, payload)))
     answer = decode_response(7, engine.answer(request, RequestContext(now, host, connection)))
     found: Any = decode(METHODS[method].response, answer.payload)

@@ -13,7 +13,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
 
-from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]  # no stubs
+from greenlet import getcurrent, greenlet
 
 from tests.simulation.history import Violation
 from tests.simulation.loop import MachineClock

@@ -15,6 +15,7 @@ from penstock.cli.tube.access import TubeConnectionOptions
 from penstock.pipelines.sinks.parquet import write_file
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.loader import parse
+from penstock.pipelines.spec.sources import TubeSource
 
 
 def batch(sink: str, number: int, begin: int, end: int, at: float, *, partition: str = "1:0") -> Batch:
@@ -81,7 +82,9 @@ def test_the_pipeline_file_is_valid(tmp_path: Path, username: str | None) -> Non
     assert [(sink.name, sink.path) for sink in found.sinks] == [(n, str(tmp_path / n)) for n in load.sinks]
     assert found.trigger == "250 milliseconds"
     assert found.statestore.url == f"mqtt://{'ann:secret@' if username else ''}127.0.0.1:1883"
-    assert found.inputs["source"].all_options().get("tubemq.user") == username  # type: ignore[union-attr] # TubeMQ
+    source = found.inputs["source"]
+    assert isinstance(source, TubeSource)
+    assert source.all_options().get("tubemq.user") == username
 
 
 def test_batches_that_are_too_small_for_the_rate_are_refused(capfd: pytest.CaptureFixture[str]) -> None:

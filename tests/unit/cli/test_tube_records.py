@@ -15,6 +15,7 @@ from penstock.cli.tube import consume as tube_records
 from penstock.errors import RefusedError, UnavailableError
 from penstock.pipelines.spec.columns import parse_ddl
 from penstock.pipelines.spec.loader import load
+from penstock.pipelines.spec.sources import TubeSource
 from penstock.pipelines.testing.cases import load_cases
 from penstock.spark.kafka.source import KafkaLog, KafkaRange
 from penstock.tube import consumer, reader
@@ -121,7 +122,9 @@ def test_a_pipeline_for_the_records_of_a_topic(
     assert pipeline.steps[0].parse.columns == (
         "`a b` STRING NOT NULL, n STRING NOT NULL, of STRUCT<deep: BIGINT> NOT NULL, time TIMESTAMP NOT NULL"
     )
-    options = pipeline.inputs["source"].all_options()  # type: ignore[union-attr] # TubeMQ
+    source = pipeline.inputs["source"]
+    assert isinstance(source, TubeSource)
+    options = source.all_options()
     assert (options["subscribe"], options.get("tubemq.user")) == ("water", "ann" if secured else None)
     assert pipeline.statestore.username == ("ann" if secured else None)
     assert "# n has values of several kinds" in (tmp_path / "p.yaml").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 import penstock.console
 from penstock.mqtt.client import MqttClient
 from penstock.node.config.node import RuleSection
-from penstock.node.node import Node
+from penstock.node.node import Node, ReadyNode
 from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.consumer import Consumer
@@ -39,8 +39,8 @@ class Calls:
             self.counts[f"{Path(code.co_filename).stem}.{code.co_name}"] += 1
 
 
-async def traffic(ready: object) -> None:
-    host, port = parse_address(ready.mqtt)  # type: ignore[attr-defined]
+async def traffic(ready: ReadyNode) -> None:
+    host, port = parse_address(ready.mqtt)
     async with StateStoreClient.connect(f"mqtt://{host}:{port}") as store:
         for number in range(20):
             await store.set(f"key/{number}", "value")
@@ -49,7 +49,7 @@ async def traffic(ready: object) -> None:
         await client.subscribe("plant/#", qos=1)
         for _ in range(20):
             await client.publish("plant/a", b"1", qos=1)
-    async with Consumer(ready.tube_master, "lake", ["water"]) as consumer:  # type: ignore[attr-defined]
+    async with Consumer(ready.tube_master, "lake", ["water"]) as consumer:
         seen = 0
         async for _ in consumer:
             seen += 1

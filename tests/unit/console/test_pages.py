@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -72,7 +72,7 @@ async def test_the_loop_runs_between_shares_and_one_list_is_read_at_a_time() -> 
         await asyncio.sleep(0)
 
     class Counted(list[Row]):
-        def __iter__(self):  # type: ignore[no-untyped-def]
+        def __iter__(self) -> Iterator[Row]:
             nonlocal reading
             reading += 1
             yield from super().__iter__()
@@ -98,7 +98,7 @@ async def test_a_cursor_of_another_column_is_refused() -> None:
 
 
 @pytest.mark.parametrize("query", [{"sort": "colour"}, {"limit": 0}, {"limit": 1001}])
-async def test_columns_and_limits_are_checked(query: dict[str, object]) -> None:
+async def test_columns_and_limits_are_checked(query: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError) as caught:
-        await page(ROWS, PageQuery(**query))  # type: ignore[arg-type] # values of a test
+        await page(ROWS, PageQuery(**query))
     assert caught.value.do is not None

@@ -112,7 +112,7 @@ def test_protobuf_is_shown_with_the_names_of_the_file_and_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "payload", "format", "problem"),
+    ("messages", "payload", "form", "problem"),
     [
         (AvroMessages(AVRO), b'{"a": 1}', "json", "the payload is not Avro of this schema"),
         (AvroMessages(AVRO), READING + b"\0", "binary", "its record ends after 24 of 25 bytes"),
@@ -127,10 +127,10 @@ def test_protobuf_is_shown_with_the_names_of_the_file_and_defaults() -> None:
     ],
 )  # fmt: skip
 def test_another_payload_is_shown_without_the_schema_and_with_the_reason(
-    messages: AvroMessages | ProtobufMessages, payload: bytes, format: str, problem: str | None  # noqa: A002
-) -> None:  # fmt: skip
+    messages: AvroMessages | ProtobufMessages, payload: bytes, form: str, problem: str | None
+) -> None:
     found = shown(messages, payload)
-    assert found.format == format
+    assert found.format == form
     assert (found.problem is None) is (problem is None)
     assert (problem or "") in (found.problem or "")
 

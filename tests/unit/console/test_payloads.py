@@ -6,7 +6,7 @@ import base64
 import json
 
 import cbor2
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import pytest
 
 from penstock.console.payloads import MAX_PAYLOAD_BYTES, show_payload
@@ -15,7 +15,7 @@ from penstock.mqtt.sparkplug import DataType
 
 
 @pytest.mark.parametrize(
-    ("data", "content_type", "format", "value"),
+    ("data", "content_type", "form", "value"),
     [
         (b'{"a": 1}', "", "json", '{"a": 1}'),
         (b"21.5", "", "json", "21.5"),
@@ -51,10 +51,10 @@ from penstock.mqtt.sparkplug import DataType
         (b"\x81\x91\x01\x01", "application/msgpack", "binary", None),  # a list as key
     ],
 )
-def test_the_format_is_recognized(data: bytes, content_type: str, format: str, value: str | None) -> None:  # noqa: A002
+def test_the_format_is_recognized(data: bytes, content_type: str, form: str, value: str | None) -> None:
     found = show_payload(data, content_type)
-    assert (found.format, found.value, found.truncated) == (format, value, False)
-    assert found.base64 == (None if format in {"json", "text"} else base64.b64encode(data).decode())
+    assert (found.format, found.value, found.truncated) == (form, value, False)
+    assert found.base64 == (None if form in {"json", "text"} else base64.b64encode(data).decode())
 
 
 def test_sparkplug_is_recognized_by_its_topic() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -122,7 +123,8 @@ async def test_a_session_outlives_the_server(tmp_path: Path, durability: Durabil
         assert place.persistence.metric_values()["recovered_sessions"] == 1
         wire, answer = await place.kept()
         assert answer.session_present
-        assert [(await wire.next()).topic for _ in range(2)] == ["a", "b"]  # type: ignore[union-attr]
+        answers: list[Any] = [await wire.next() for _ in range(2)]
+        assert [packet.topic for packet in answers] == ["a", "b"]
 
 
 async def test_a_slow_disk_delays_only_clients_that_wait_for_it(

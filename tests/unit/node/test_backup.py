@@ -9,6 +9,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -215,7 +216,7 @@ def test_a_restore_into_existing_data_is_refused(tmp_path: Path) -> None:
     restore(found, tmp_path / "empty")
 
 
-def changed_manifest(path: Path, edit: Callable[[dict[str, object]], object], *, sign: bool = True) -> None:
+def changed_manifest(path: Path, edit: Callable[[dict[str, Any]], object], *, sign: bool = True) -> None:
     from penstock.node.backup_directory import _digest
 
     stored = json.loads((path / MANIFEST).read_text())
@@ -253,7 +254,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
     changed_manifest(path, lambda stored: stored.update(point_at=5), sign=False)
     with refused(StorageError, f"{path / MANIFEST} is damaged\n  why: its checksum does not match"):
         read_manifest(path)
-    changed_manifest(path, lambda stored: stored["files"].update({"../x": [0, 0, 0, ""]}))  # type: ignore[attr-defined] # JSON
+    changed_manifest(path, lambda stored: stored["files"].update({"../x": [0, 0, 0, ""]}))
     with refused(StorageError, "invalid name '../x'"):
         read_manifest(path)
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
@@ -119,9 +120,11 @@ def test_unchanged_files_are_linked_while_the_keys_are_the_same(tmp_path: Path) 
     ],
     ids=["flipped", "truncated", "missing"],
 )
-def test_a_damaged_encrypted_file_is_named_without_the_key(tmp_path: Path, damage: object, reason: str) -> None:
+def test_a_damaged_encrypted_file_is_named_without_the_key(
+    tmp_path: Path, damage: Callable[[Path], object], reason: str
+) -> None:
     found, secret = encrypted_backup(tmp_path)
-    damage(found.path_of("statestore/rows"))  # type: ignore[operator] # a function
+    damage(found.path_of("statestore/rows"))
     assert [reason in line for line in verify(found)] == [True]
     with pytest.raises(StorageError) as caught:
         restore(found, tmp_path / "new", identities=read_identities(secret))

@@ -183,7 +183,7 @@ def test_a_truncated_or_changed_stream_replaces_nothing(tmp_path: Path) -> None:
     assert is_old(member)
 
 
-def edited(change: Callable[[dict[str, object]], object]) -> Edit:
+def edited(change: Callable[[dict[str, Any]], object]) -> Edit:
     def edit(items: list[Item]) -> list[Item]:
         end = dict(items[-1].header["end"])
         change(end)
@@ -198,9 +198,9 @@ def edited(change: Callable[[dict[str, object]], object]) -> Edit:
         (edited(lambda end: end.pop("positions")), "damaged, or not complete"),
         (edited(lambda end: end.update(positions={})), "lacks statestore, mqtt"),
         (edited(lambda end: end.update(positions={"mqtt": "00", "statestore": "x"})), "damaged, or not complete"),
-        (edited(lambda end: end["environments"].pop("mqtt")), "lacks mqtt"),  # type: ignore[attr-defined]
-        (edited(lambda end: end["environments"]["mqtt"].update(schema=99)), "schema 99"),  # type: ignore[index]
-        (edited(lambda end: end["files"].update({"mqtt/rows": [1, 0, 0]})), "of 1 bytes"),  # type: ignore[attr-defined]
+        (edited(lambda end: end["environments"].pop("mqtt")), "lacks mqtt"),
+        (edited(lambda end: end["environments"]["mqtt"].update(schema=99)), "schema 99"),
+        (edited(lambda end: end["files"].update({"mqtt/rows": [1, 0, 0]})), "of 1 bytes"),
         (lambda items: [*items[:-1], Item({**items[-1].header, "crc": 0})], "damaged at its end"),
         (lambda items: [*items[:-1], Item({"end": items[-1].header["end"]})], "damaged, or not complete"),
         (lambda items: [*items[:-1], Item({"error": {"what": "commits wait"}})], "commits wait"),

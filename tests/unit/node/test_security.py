@@ -191,7 +191,7 @@ rules:
         assert security.reload(lambda: security.config)
         assert "the policy file has no rules: it denies everything" in caplog.text
     (warning,) = [record for record in caplog.records if "applies to anonymous clients" in record.getMessage()]
-    assert warning.fields == {"rule": "rule 1", "policies": str(policies)}  # type: ignore[attr-defined]
+    assert vars(warning)["fields"] == {"rule": "rule 1", "policies": str(policies)}
 
 
 async def test_a_reload_disconnects_only_clients_that_are_no_longer_accepted(tmp_path: Path) -> None:

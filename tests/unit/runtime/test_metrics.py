@@ -87,7 +87,7 @@ def test_durations_are_a_histogram_whose_exemplars_only_openmetrics_has() -> Non
     assert metrics.render_accepted("text/plain")[0] == page.encode()
     text, content_type = metrics.render_accepted("application/openmetrics-text; version=1.0.0,text/plain;q=0.5")
     assert content_type.startswith("application/openmetrics-text")
-    (family,) = text_string_to_metric_families(text.decode())  # type: ignore[no-untyped-call]
+    (family,) = text_string_to_metric_families(text.decode())
     exemplars = [(sample.labels["le"], sample.exemplar) for sample in family.samples if sample.exemplar]
     assert [(bound, found.labels, found.value, float(found.timestamp or 0)) for bound, found in exemplars] == [
         ("0.5", {"trace_id": "cd" * 16}, 0.4, 1_800_000_001.5)

@@ -100,7 +100,7 @@ def decode_messagepack(payload: bytes) -> _Decoded:
     Raises:
         PayloadError: it is not.
     """
-    import msgpack  # type: ignore[import-untyped]
+    import msgpack
 
     try:
         value = msgpack.unpackb(payload, timestamp=3, object_pairs_hook=_distinct, ext_hook=_extension)

@@ -266,7 +266,7 @@ class _LogExporter(LogRecordExporter):
 
     def shutdown(self) -> None:
         """Close the connections [LogRecordExporter]."""
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 10_000) -> bool:
         """Return True: it buffers nothing [LogRecordExporter]."""

@@ -240,7 +240,7 @@ class _Exporter(SpanExporter):
 
     def shutdown(self) -> None:
         """Close the connections [SpanExporter]."""
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Return True: it buffers nothing [SpanExporter]."""

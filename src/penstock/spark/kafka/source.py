@@ -32,7 +32,7 @@ from penstock.spark.tube.source import SupportsTriggerAvailableNow
 if TYPE_CHECKING:
     import pyarrow as pa
     from confluent_kafka import Consumer, KafkaError, Message
-    from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined] # as OffsetSpec below
+    from confluent_kafka.admin import AdminClient, TopicDescription
     from pyspark.sql.streaming.datasource import ReadLimit
 
 __all__ = [
@@ -141,7 +141,7 @@ class KafkaLog:
         # Before the imports: it reports a missing library.
         admin = self._admin
         from confluent_kafka import IsolationLevel, TopicPartition
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined] # imported there without an alias
+        from confluent_kafka.admin import OffsetSpec
 
         described = self._described()
         places = [
@@ -162,7 +162,7 @@ class KafkaLog:
                 found.setdefault(place.topic, {})[str(place.partition)] = answers[place].offset
             return found
 
-        first, last = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call] # lacks annotations
+        first, last = OffsetSpec.earliest(), OffsetSpec.latest()
         return offsets(first), offsets(last)
 
     def at(self, time_ms: int, ends: Offsets) -> dict[str, dict[str, int]]:
@@ -301,7 +301,7 @@ class KafkaLog:
             RefusedError: the connection was refused.
         """
         admin = self._admin
-        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined] # imported there without an alias
+        from confluent_kafka.admin import ConfigResource
 
         wanted = ConfigResource(ConfigResource.Type.TOPIC, topic)
         try:

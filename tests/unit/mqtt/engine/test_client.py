@@ -56,7 +56,8 @@ def begun() -> ClientEngine:
 def test_enhanced_authentication() -> None:
     engine = begun()
     (connect,) = sent(engine)
-    assert (connect.properties.authentication_method, connect.properties.authentication_data) == ("count", b"1")  # type: ignore[union-attr]
+    assert isinstance(connect, Connect)
+    assert (connect.properties.authentication_method, connect.properties.authentication_data) == ("count", b"1")
     assert engine.receive(auth(0x18, b"2"), 0) == []
     assert sent(engine) == [Auth(0x18, Properties(authentication_method="count", authentication_data=b"3"))]
     (connected,) = engine.receive(accepted(b"4"), 0)

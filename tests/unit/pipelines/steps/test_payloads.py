@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import cbor2
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import pyarrow as pa
 import pytest
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import ConfigEntry, ConfigResource  # type: ignore[attr-defined] # without an alias
+from confluent_kafka.admin import ConfigEntry, ConfigResource
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, UnavailableError
 from penstock.runtime.kafka.client import KafkaConnection, KafkaTopics
