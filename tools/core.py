@@ -23,6 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -61,8 +62,8 @@ def problem() -> str:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "the headers of Python are not installed (Debian: python3-dev)"
     try:
-        import mypyc.build  # noqa: F401 - whether they are there
-        import setuptools  # noqa: F401 - whether they are there
+        for needed in ("mypyc.build", "setuptools"):
+            import_module(needed)
     except ImportError as error:
         return f"mypyc cannot be imported ({error})"
     return ""

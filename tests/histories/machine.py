@@ -115,11 +115,11 @@ def boot(directory: str, *, cluster: bool) -> None:
         # gRPC's C code, which gets deadlines as times of the system clock, does not see the stepped one.
         grpc_channel = importlib.import_module("grpc._channel")
         grpc_channel.time = SimpleNamespace(time=time.time, perf_counter=time.perf_counter)  # type: ignore[attr-defined]
-    _step_clock(os.path.join(directory, CLOCK))  # noqa: PTH118 - before anything else is loaded
-    notes = os.open(os.path.join(directory, CACHE), os.O_WRONLY | os.O_APPEND | os.O_CREAT)  # noqa: PTH118
+    _step_clock(f"{directory}/{CLOCK}")  # before anything else is loaded
+    notes = os.open(f"{directory}/{CACHE}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     pwrite, pwritev, fdatasync = os.pwrite, os.pwritev, os.fdatasync
 
-    full = os.path.join(directory, FULL)  # noqa: PTH118
+    full = f"{directory}/{FULL}"
 
     def note(fd: int, position: int, size: int) -> None:
         if os.access(full, os.F_OK):

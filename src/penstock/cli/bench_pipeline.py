@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
@@ -136,9 +137,8 @@ def pipeline(
         spark_master=spark_master,
     )
     try:
-        import pyspark  # noqa: F401 - only to know that the pipeline can start
-
-        from penstock.demo.stack import Child  # noqa: F401 - it needs the packages of pipelines
+        for needed in ("pyspark", "penstock.demo.stack"):
+            import_module(needed)
     except ImportError as error:
         raise ConfigError(f"a pipeline lacks a package: {error}", do='pip install "penstock[all]"') from error
     store = StateStoreOptions(

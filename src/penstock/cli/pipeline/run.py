@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -415,7 +416,7 @@ def _check_traces(url: str) -> None:
         shown = "" if "@" in url else f" {url!r}"  # it may contain a password
         raise ConfigError(f"--traces{shown}: {error}", option="traces") from None
     with needs_otel("tracing"):
-        import penstock.runtime.observability.tracing  # noqa: F401 - before Spark starts
+        import_module("penstock.runtime.observability.tracing")  # an error is reported before Spark starts
 
 
 def _stop_on_signals() -> threading.Event:

@@ -110,7 +110,10 @@ def test_every_run_reports_that_spark_does_not_start(monkeypatch: pytest.MonkeyP
         raise PenstockError("there is no Java")
 
     monkeypatch.setattr(application, "pipeline_session", fail)
-    wanted: Run = lambda options, emit, _stop: started(options, emit)  # noqa: E731 - one line for two runs
+
+    def wanted(options: RunOptions, emit: Callable[[Event], None], _stop: threading.Event) -> None:
+        started(options, emit)
+
     errors = run_all({"a": wanted, "b": wanted}, monkeypatch, lambda _: None)
     assert {name: str(error) for name, error in errors.items()} == dict.fromkeys(("a", "b"), "there is no Java")
 
