@@ -29,8 +29,8 @@ from penstock.demo.plant import (
     ROOT,
     TURNS,
     Machine,
-    Message,
     Plant,
+    PlantMessage,
     faults_in_turn,
     parse_faults,
     parse_limits,
@@ -376,7 +376,7 @@ class _Run:
             text = f"fault {fault} of {path}{f': {FAULTS[fault]}' if active else ' ends'}"
             self._say("fault", text, fault=fault, machine=path, active=active)
 
-    async def _publish(self, client: MqttClient, message: Message) -> None:
+    async def _publish(self, client: MqttClient, message: PlantMessage) -> None:
         from penstock.mqtt.codec.properties import Properties
 
         properties = Properties(user_properties=[("id", message.id)], content_type="application/json")

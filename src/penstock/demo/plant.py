@@ -20,8 +20,8 @@ __all__ = [
     "ROOT",
     "TURNS",
     "Machine",
-    "Message",
     "Plant",
+    "PlantMessage",
     "faults_in_turn",
     "parse_faults",
     "parse_limits",
@@ -86,7 +86,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
 _UNITS: Final[Mapping[str, str]] = {"temperature": "°C", "pressure": "bar", "vibration": "mm/s", "flow": "l/min"}
 
 
-class Message(NamedTuple):
+class PlantMessage(NamedTuple):
     """A message of a machine. ``id`` is the same for a message and its duplicate."""
 
     topic: str
@@ -160,7 +160,7 @@ class Machine:
     taken_at_s: float = 0.0
     faulty_since_s: dict[str, float] = field(default_factory=dict)
     stuck_at: float | None = None
-    held: list[tuple[float, Message]] = field(default_factory=list)
+    held: list[tuple[float, PlantMessage]] = field(default_factory=list)
     """Late messages, with the times at which they are sent."""
     _part: float = 0.0
 
@@ -262,7 +262,7 @@ class Plant:
             machine.stuck_at = None
         self.faults = faults
 
-    def messages(self, machine: Machine, at_s: float) -> list[Message]:
+    def messages(self, machine: Machine, at_s: float) -> list[PlantMessage]:
         """Return what ``machine`` sends ``at_s`` seconds after the start, when it takes its next reading."""
         faults = machine.faulty_since_s
         due = [message for when, message in machine.held if when <= at_s]
@@ -277,7 +277,7 @@ class Plant:
                 due += [message] * (2 if "duplicate" in faults else 1)
         return due
 
-    def _reading(self, machine: Machine) -> Message:
+    def _reading(self, machine: Machine) -> PlantMessage:
         shown = machine.measure()
         faults = machine.faulty_since_s
         if "drift" in faults:
@@ -302,7 +302,9 @@ class Plant:
         if "broken" in faults and machine.sent % 2 == 0:
             payload = _broken(reading, payload, machine.sent // 2)
         # The start is part of it, because ids of an earlier run would be taken for duplicates.
-        return Message(machine.telemetry_topic, payload, f"{machine.path}/{self.start:%Y%m%dT%H%M%S}/{machine.sent}")
+        return PlantMessage(
+            machine.telemetry_topic, payload, f"{machine.path}/{self.start:%Y%m%dT%H%M%S}/{machine.sent}"
+        )
 
 
 def _machine(line: str, name: str, kind: _Kind, seed: int) -> Machine:

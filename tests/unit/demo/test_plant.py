@@ -11,8 +11,8 @@ import pytest
 from penstock.demo.plant import (
     FAULTS,
     Machine,
-    Message,
     Plant,
+    PlantMessage,
     faults_in_turn,
     parse_faults,
     parse_limits,
@@ -22,7 +22,7 @@ from penstock.demo.plant import (
 START = datetime(2026, 1, 5, 8, tzinfo=UTC)
 
 
-def run(plant: Plant, machine: Machine, first: int, last: int) -> list[Message]:
+def run(plant: Plant, machine: Machine, first: int, last: int) -> list[PlantMessage]:
     """What the machine sends from second ``first`` to ``last``, with a reading in each."""
     return [message for second in range(first, last + 1) for message in plant.messages(machine, float(second))]
 
@@ -36,7 +36,7 @@ def with_fault(fault: str) -> tuple[Plant, Machine]:
 
 
 def test_a_seed_determines_all_messages() -> None:
-    def everything(seed: int) -> list[Message]:
+    def everything(seed: int) -> list[PlantMessage]:
         plant = Plant(seed, START)
         found = []
         for second in range(1, 150, 5):

@@ -29,8 +29,8 @@ from penstock.spark.written_batches import WrittenBatches
 
 __all__ = [
     "COMPARISONS",
-    "Comparison",
     "Count",
+    "Differences",
     "QueryEntries",
     "QueryReconciliation",
     "each_reconciled",
@@ -158,14 +158,14 @@ class QueryEntries(NamedTuple):
             yield entry, entry.out if sink is self.sink_plan.sink else entry.late
 
 
-class Comparison(NamedTuple):
+class Differences(NamedTuple):
     """Differences between the ledger and a target, and values that cannot be checked."""
 
     off: list[str]
     unknown: list[str]
 
 
-def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
+def _compare_table(sink: Sink, query: QueryEntries) -> Differences:
     table = sink.table
     assert table is not None
     late = sink is not query.sink_plan.sink
@@ -174,7 +174,7 @@ def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
         # The sink may have had another table when the batch was written. The ledger has no tables of late rows.
         path = table.path if late else entry.table or table.path
         written.setdefault(path, {})[entry.batch] = rows
-    found = Comparison([], [])
+    found = Differences([], [])
     for path, batches in written.items():
         if (stored_format(path) or table.format) == "parquet":
             found.off.extend(_parquet(Path(path), sink.name, sum(batches.values()), "late" if late else "out"))
@@ -189,7 +189,7 @@ def _compare_table(sink: Sink, query: QueryEntries) -> Comparison:
     return found
 
 
-def _compare_postgresql(sink: Sink, query: QueryEntries) -> Comparison:
+def _compare_postgresql(sink: Sink, query: QueryEntries) -> Differences:
     target = sink.postgresql
     assert target is not None
     names = query.pipeline, sink.name
@@ -198,7 +198,7 @@ def _compare_postgresql(sink: Sink, query: QueryEntries) -> Comparison:
     )
 
 
-def _compare_kafka(sink: Sink, query: QueryEntries) -> Comparison:
+def _compare_kafka(sink: Sink, query: QueryEntries) -> Differences:
     assert sink.kafka is not None
     topic = sink.kafka.target
     read = partial(kafka.written_batches, topic, query.pipeline, sink.name)
@@ -212,23 +212,23 @@ def _compare_batches(
     read: Callable[[str], WrittenBatches | None],
     *,
     expires: bool = False,
-) -> Comparison:
+) -> Differences:
     """Compare the batches that a server has of the query with the ledger: the last one, and the rows of all.
 
     ``read`` returns the batches of the query with an id. ``expires``: the server may have removed the numbers.
     """
     written = {entry.batch: rows for entry, rows in query.written(sink) if rows}
     if not written:
-        return Comparison([], [])
+        return Differences([], [])
     checkpoint = Checkpoint(layout.checkpoint(query.state, query.sink_plan.sink.name))
     try:
         found = read(checkpoint.query_id())
     except PenstockError as error:
-        return Comparison([], [f"{error.what}: {error.why}"])
+        return Differences([], [f"{error.what}: {error.why}"])
     last, rows = max(written), sum(written.values())
     if found is None:
         lacks = f"{shown} has no batch of this query, the ledger has {len(written)}"
-        return Comparison([], [lacks]) if expires else Comparison([lacks], [])
+        return Differences([], [lacks]) if expires else Differences([lacks], [])
     earlier = [batch for batch in written if batch < found.first]
     unknown = [f"{shown} has no number of {len(earlier)} batches before batch {found.first}"] if earlier else []
     rows -= sum(written[batch] for batch in earlier)
@@ -236,17 +236,17 @@ def _compare_batches(
         # The batch in progress of an active run, or of one that was killed.
         if found.total - found.rows != rows:
             yielded = f"{shown} has {found.total - found.rows} rows before batch {found.batch}"
-            return Comparison([f"{yielded}, the ledger has {rows}"], unknown)
-        return Comparison([], unknown)
+            return Differences([f"{yielded}, the ledger has {rows}"], unknown)
+        return Differences([], unknown)
     off = []
     if found.batch != last:
         off.append(f"{shown} has batch {found.batch} as the last one, the ledger has {last}")
     if found.total != rows:
         off.append(f"{shown} has written {found.total} rows, the ledger has {rows} out")
-    return Comparison(off, unknown)
+    return Differences(off, unknown)
 
 
-COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Comparison] | None] = {
+COMPARISONS: Mapping[str, Callable[[Sink, QueryEntries], Differences] | None] = {
     "table": _compare_table,
     # These targets have no rows to count: a key has its newest value only, a topic has records of other producers and
     # deletes old ones, a broker deletes delivered messages, and programs take files away.
@@ -276,7 +276,7 @@ def _dead_letters(
 
 def _delta(
     path: StoragePath, mode: str, writer: str, written: Mapping[int, int], migrated: Mapping[int, int]
-) -> Comparison:
+) -> Differences:
     """Compare the batches ``written`` by ``writer``, with their number of rows, with the log of a Delta table.
 
     Appended rows are counted; for a merge, the log only shows that it was performed. ``migrated`` has the rows of the
@@ -291,7 +291,7 @@ def _delta(
             if writer in version.transactions
         }
     except PenstockError as error:
-        return Comparison([], [error.what])
+        return Differences([], [error.what])
     off, older = [], 0
     for batch, count in written.items():
         if not count:
@@ -308,7 +308,7 @@ def _delta(
         elif mode == "append" and found[batch] != count:
             off.append(f"{path} has {found[batch]} rows of batch {batch}, the ledger has {count}")
     unknown = [f"the log of {path} starts at version {first}: {older} batches are older"] if older else []
-    return Comparison(off, unknown)
+    return Differences(off, unknown)
 
 
 def _parquet(path: StoragePath, writer: str, expected: int, what: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ from penstock.pipelines.spec.values import sink_letter
 from penstock.pipelines.steps.expressions import add_conditions, mark_failed_conditions, quoted_column
 from penstock.spark.postgresql.columns import family, table_columns
 from penstock.spark.postgresql.connection import connected
-from penstock.spark.postgresql.writes import BatchCommit, BatchWriter, Staged, StagedPart, copy_rows
+from penstock.spark.postgresql.writes import BatchCommit, BatchWriter, StagedPart, StagingTable, copy_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +98,7 @@ def write_postgresql(rows: DataFrame, count: int, sink: Sink, batch: int, writer
     return writer.commit(batch, staged, parts, columns, BatchCommit(kinds, target.key, target.order_by))
 
 
-def _copy(staged: Staged, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _copy(staged: StagingTable, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     part = copy_rows(staged, batches)

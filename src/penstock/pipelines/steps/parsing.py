@@ -50,7 +50,7 @@ from penstock.pipelines.spec.steps import Parse
 from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
 from penstock.pipelines.steps.expectations import add_checks
 from penstock.pipelines.steps.expressions import literal, quoted
-from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, Messages, PayloadDecoder
+from penstock.pipelines.steps.payloads import DECODERS, WITH_HEADERS, MessageDecoder, PayloadDecoder, SchemaDecoder
 from penstock.pipelines.steps.registry import RegistryMessages
 from penstock.pipelines.steps.sparkplug import SparkplugDecoder
 from penstock.spark.files.object_storage import StoragePath
@@ -240,7 +240,7 @@ def _sparkplug(schema: StructType, births: Sequence[StoragePath]) -> Column:
     )
 
 
-def _messages(parse: Parse) -> Messages:
+def _messages(parse: Parse) -> SchemaDecoder:
     encoding = parse.encoding or "plain"
     if parse.registry is not None:
         return RegistryMessages.of(parse)

@@ -40,8 +40,8 @@ __all__ = [
     "DECODERS",
     "WITH_HEADERS",
     "MessageDecoder",
-    "Messages",
     "PayloadDecoder",
+    "SchemaDecoder",
     "decode_cbor",
     "decode_cloudevent",
     "decode_json",
@@ -415,7 +415,7 @@ def _result(value: Any, codes: Sequence[str | None], reasons: Sequence[str | Non
     )
 
 
-class Messages(Protocol):
+class SchemaDecoder(Protocol):
     """Decoder of a format with a schema of its own."""
 
     @property
@@ -437,7 +437,7 @@ class MessageDecoder:
     The values of ``messages`` are what Arrow builds the columns of, and need no further check.
     """
 
-    messages: Messages
+    messages: SchemaDecoder
     schema: pa.Schema
 
     def __call__(self, payloads: pa.Array[Any]) -> pa.StructArray:

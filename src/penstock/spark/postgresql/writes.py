@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
 
-__all__ = ["BatchCommit", "BatchWriter", "Staged", "StagedPart", "copy_rows", "written_batches"]
+__all__ = ["BatchCommit", "BatchWriter", "StagedPart", "StagingTable", "copy_rows", "written_batches"]
 
 BATCHES = "penstock_batches"
 _STAGING = "penstock_staging"
@@ -53,7 +53,7 @@ it deletes its key."""
 _MOST_SHOWN = 300
 
 
-class Staged(NamedTuple):
+class StagingTable(NamedTuple):
     """A staging table: where a task copies its rows to."""
 
     server: Server
@@ -77,7 +77,7 @@ class BatchCommit(NamedTuple):
     order_by: str | None = None
 
 
-def copy_rows(staged: Staged, batches: Iterable[pa.RecordBatch]) -> StagedPart:
+def copy_rows(staged: StagingTable, batches: Iterable[pa.RecordBatch]) -> StagedPart:
     """Copy the rows of a task into the staging table, in one transaction. Nothing is connected without rows.
 
     The columns are ``_id``, ``_part``, ``_delete`` and those of the rows, in formats that the server parses.
@@ -138,7 +138,7 @@ class BatchWriter:
         digest = hashlib.sha256(f"{pipeline}/{sink}".encode()).hexdigest()[:16]
         self._prefix = f"{_STAGING}_{digest}_"
 
-    def open(self, batch: int, kinds: Mapping[str, str]) -> Staged | int:
+    def open(self, batch: int, kinds: Mapping[str, str]) -> StagingTable | int:
         """Begin ``batch``: return its staging table, or the number of its rows if the server has it already.
 
         Raises:
@@ -159,7 +159,7 @@ class BatchWriter:
                     f"CREATE UNLOGGED TABLE {staging.quoted} (_attempt bigint NOT NULL, _id text, _part text, "
                     f"_delete boolean, {', '.join(columns)})"
                 )
-        return Staged(self._server, staging, len(kinds), self.application)
+        return StagingTable(self._server, staging, len(kinds), self.application)
 
     def written(self, batch: int) -> int:
         """Return the number of rows that the server has of ``batch``: 0 unless it is repeated.
@@ -173,7 +173,7 @@ class BatchWriter:
     def commit(
         self,
         batch: int,
-        staged: Staged,
+        staged: StagingTable,
         parts: Sequence[StagedPart],
         columns: Mapping[str, TableColumn],
         what: BatchCommit,
@@ -201,7 +201,7 @@ class BatchWriter:
             self.discard(connection, staged)
         return expected if written is None else written
 
-    def discard(self, connection: psycopg.Connection[Any], staged: Staged) -> None:
+    def discard(self, connection: psycopg.Connection[Any], staged: StagingTable) -> None:
         """Drop the staging table unless a task that was replaced still writes to it; then the next batch drops it."""
         with _transaction(connection):
             _try_to_drop(connection, staged.table)
@@ -254,7 +254,7 @@ class BatchWriter:
             _try_to_drop(connection, TableName(self._work, name))
 
     def _check_staged(
-        self, connection: psycopg.Connection[Any], staged: Staged, attempts: list[int], expected: int
+        self, connection: psycopg.Connection[Any], staged: StagingTable, attempts: list[int], expected: int
     ) -> None:
         row = connection.execute(f"SELECT count(*) {_rows_of(staged.table, attempts)}").fetchone()
         if row is None or row[0] != expected:

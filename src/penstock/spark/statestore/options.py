@@ -18,9 +18,9 @@ __all__ = [
     "READ_OPTIONS",
     "UNSUPPORTED",
     "WRITE_OPTIONS",
-    "FeedOptions",
     "SnapshotOptions",
     "Starting",
+    "StoreFeedOptions",
     "StoreReadOptions",
     "StoreWriteOptions",
 ]
@@ -85,7 +85,7 @@ class SnapshotOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedOptions:
+class StoreFeedOptions:
     """Options for reading changes; ``source`` has the options of the TubeMQ topic."""
 
     source: SourceOptions
@@ -143,7 +143,7 @@ class StoreReadOptions:
             )
         return self._snapshot()
 
-    def for_stream(self) -> FeedOptions:
+    def for_stream(self) -> StoreFeedOptions:
         """Return the options of a stream, which reads changes, after a snapshot if ``startingVersion`` is snapshot.
 
         Raises:
@@ -151,7 +151,7 @@ class StoreReadOptions:
         """
         starting: Starting = "snapshot" if self.starting is None else self.starting
         source = self._changes("a stream reads the TubeMQ topic of its changes")
-        return FeedOptions(source, self.keys, starting, self._snapshot() if starting == "snapshot" else None)
+        return StoreFeedOptions(source, self.keys, starting, self._snapshot() if starting == "snapshot" else None)
 
     def _snapshot(self) -> SnapshotOptions:
         broker = option_parsing.broker_url(self.given, "statestore.broker")

@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark import sink_rows
 from penstock.spark.plain_errors import plain_errors
-from penstock.spark.statestore.options import FeedOptions, SnapshotOptions, StoreReadOptions, StoreWriteOptions
+from penstock.spark.statestore.options import SnapshotOptions, StoreFeedOptions, StoreReadOptions, StoreWriteOptions
 from penstock.spark.tube.offsets import Bounds, PartitionOffsets, Slice, TopicPartition, to_json
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.source import RangePartition, SupportsTriggerAvailableNow, TubeStreamReader, read_messages
@@ -245,7 +245,7 @@ Offset = dict[str, dict[str, int]]
 class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Stream reader. It runs in one process next to the driver for the whole query; executors ``read`` with copies."""
 
-    def __init__(self, options: FeedOptions, servers: ServerAccess | None = None) -> None:
+    def __init__(self, options: StoreFeedOptions, servers: ServerAccess | None = None) -> None:
         self._options = options
         self._servers = servers
         self._topic = options.source.topics[0]

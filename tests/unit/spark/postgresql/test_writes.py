@@ -18,8 +18,8 @@ from penstock.spark.postgresql.connection import Server, connected, identifier, 
 from penstock.spark.postgresql.writes import (
     BatchCommit,
     BatchWriter,
-    Staged,
     StagedPart,
+    StagingTable,
     copy_rows,
     written_batches,
 )
@@ -56,13 +56,18 @@ class Table:
         ]
         return pa.RecordBatch.from_arrays(columns, names=["_id", "_part", "_delete", *self.kinds])
 
-    def begin(self, batch: int, writer: BatchWriter) -> Staged:
+    def begin(self, batch: int, writer: BatchWriter) -> StagingTable:
         staged = writer.open(batch, self.kinds)
-        assert isinstance(staged, Staged)
+        assert isinstance(staged, StagingTable)
         return staged
 
     def finish(
-        self, batch: int, writer: BatchWriter, staged: Staged, parts: Sequence[StagedPart], order_by: str | None = None
+        self,
+        batch: int,
+        writer: BatchWriter,
+        staged: StagingTable,
+        parts: Sequence[StagedPart],
+        order_by: str | None = None,
     ) -> int:
         with connected(self.server, "test") as connection:
             shape = TableShape("sink", self.name, self.key, create=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.statestore.options import FeedOptions, SnapshotOptions, StoreReadOptions, StoreWriteOptions
+from penstock.spark.statestore.options import SnapshotOptions, StoreFeedOptions, StoreReadOptions, StoreWriteOptions
 from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
 from penstock.statestore.hlc import Hlc
 
@@ -47,7 +47,9 @@ def test_a_stream_reads_the_topic_of_the_changes() -> None:
         group=options.source.group,
         columns=(*COLUMNS, HEADERS),
     )
-    assert options == FeedOptions(source, "a/*", "snapshot", SnapshotOptions("mqtt://127.0.0.1:1883", "a/*", 2, 10.0))
+    assert options == StoreFeedOptions(
+        source, "a/*", "snapshot", SnapshotOptions("mqtt://127.0.0.1:1883", "a/*", 2, 10.0)
+    )
 
 
 @pytest.mark.parametrize(
