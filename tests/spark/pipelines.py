@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,18 @@ class Setup:
             emit=self.events.append,
             stop=stop or threading.Event(),
         )
+
+    @contextmanager
+    def running(self) -> Iterator[Future[None]]:
+        """Run the pipeline in a thread, and stop it at the end of the block. Raises its error."""
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as executor:
+            run = executor.submit(self.run, stop, available_now=False, progress_s=0.2)
+            try:
+                yield run
+            finally:
+                stop.set()
+        run.result()
 
     def rows(self) -> list[str]:
         found = [pq.ParquetFile(file).read(["_id"])["_id"].to_pylist() for file in files(self.lake / "rows")]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +38,6 @@ def record(n: int, place: str = "p") -> Record:
 
 def books(setup: Setup) -> list[QueryReconciliation]:
     return reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
-
-
-@contextlib.contextmanager
-def running(setup: Setup) -> Iterator[threading.Thread]:
-    """The pipeline in a thread of its own; told to stop at the end, which must be a clean one."""
-    stop, failed = threading.Event(), []
-
-    def run() -> None:
-        try:
-            setup.run(stop, available_now=False, progress_s=0.2)
-        except Exception as error:  # noqa: BLE001 - told by the thread of the test
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed, failed
 
 
 def done(setup: Setup, sink: str, read: int) -> Callable[[], bool]:
@@ -153,8 +132,8 @@ def test_sinks_that_are_down_get_everything_once_they_are_back(
     there = SINK.replace("OTHER_MASTER", other.ready["tube_master"])
     setup = setup_of(there.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"), 1)
     setup.send(*(record(n) for n in range(50)))
-    with running(setup) as thread:
-        alive = _ended(setup, thread)
+    with setup.running() as run:
+        alive = _ended(setup, run)
         for sink in ("sent", "told"):
             until(done(setup, sink, 50), f"the first records in {sink}", alive=alive)
         other.kill()
@@ -178,8 +157,8 @@ def test_sinks_that_are_down_get_everything_once_they_are_back(
     assert [(account.off, account.unknown, account.counts.read) for account in books(setup)] == [((), (), 100)] * 3
 
 
-def _ended(setup: Setup, thread: threading.Thread) -> Callable[[], str | None]:
-    return lambda: None if thread.is_alive() else f"the run ended: {setup.events[-3:]}"
+def _ended(setup: Setup, run: Future[None]) -> Callable[[], str | None]:
+    return lambda: f"the run ended: {setup.events[-3:]}" if run.done() else None
 
 
 LOOKUP = """\
@@ -214,8 +193,8 @@ def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
         # The lease runs out in the short outage, too.
         monkeypatch.setattr("penstock.pipelines.run.write_back.LEASE_MS", 2_000)
     setup.send(*(record(n) for n in range(50)))
-    with running(setup) as thread:
-        alive = _ended(setup, thread)
+    with setup.running() as run:
+        alive = _ended(setup, run)
         for sink in ("rows", "passed", "waited"):
             until(done(setup, sink, 50), f"the first records in {sink}", alive=alive)
         other.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -192,7 +191,6 @@ def test_a_server_that_is_down_gets_everything_once_it_is_back(
     """``deleted``: then another outage, in which retention deletes records that PostgreSQL lacks."""
     postgres.execute("DROP TABLE IF EXISTS after_outage")
     setup = setup_of(filled(OUTAGE, postgres, MOST), 1)
-    stop, failed = threading.Event(), []
     sent = 0
 
     def send(count: int) -> None:
@@ -200,14 +198,11 @@ def test_a_server_that_is_down_gets_everything_once_it_is_back(
         setup.send(*(record(f"r{n}", n) for n in range(sent, sent + count)))
         sent += count
 
-    def run() -> None:
-        try:
-            setup.run(stop, available_now=False, progress_s=0.2)
-        except Exception as error:  # noqa: BLE001 - told by the thread of the test
-            failed.append(error)
-
     def wait_for(holds: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-        until(holds, what, alive=lambda: str(failed) if failed else None, deadline_s=max(deadline_s, DEADLINE_S))
+        until(
+            holds, what, alive=lambda: repr(run.exception()) if run.done() else None,
+            deadline_s=max(deadline_s, DEADLINE_S),
+        )  # fmt: skip
 
     def queries() -> list[list[str]]:
         found: list[list[list[str]]] = [event["queries"] for event in list(setup.events) if "queries" in event]
@@ -224,9 +219,7 @@ def test_a_server_that_is_down_gets_everything_once_it_is_back(
         return [event for event in list(setup.events) if event["event"] == "sinks_failed"]
 
     send(MOST)
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with setup.running() as run:
         wait_for(lambda: out("history") == out("rows") == sent, "both sinks to have the first batch")
         before = setup.ledger.last("rows")
         postgres.stop("immediate")
@@ -268,10 +261,6 @@ def test_a_server_that_is_down_gets_everything_once_it_is_back(
         wait_for(lambda: bool(failures()), "the sink to fail")
         send(MOST)
         wait_for(lambda: out("rows") == sent, "the table to have all rows")
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed, failed
     (failure,) = failures()
     assert failure["sinks"] == ["history"]
     assert "is no longer stored" in failure["error"]
