@@ -118,10 +118,11 @@ async def test_lost_responses_are_shown_and_an_error_of_a_page_is_not_a_blank_on
             ("groups/lake", "groups/lake"), ("topics/water", "topics/water"), ("events", "events"),
             (f"clients/{quote(ODD, safe='')}", "clients/*"),
         ):  # fmt: skip
-            await browser.open(route)
+            pattern = f"**/api/v1/{path}*"
+            async with page.expect_response(pattern):  # until then the page before it is visible
+                await browser.open(route)
             shown = page.get_by_role("region", name="Events", exact=True) if route == "events" else facts
             await expect(shown).to_be_visible()
-            pattern = f"**/api/v1/{path}*"
             await page.route(pattern, lambda each: each.abort())
             await expect(alert).to_contain_text(UNREACHABLE)
             await expect(shown).to_be_visible()  # the last data
