@@ -95,7 +95,11 @@ def converted(tmp_path: Path, text: str) -> Conversion:
 
 
 def reasons(found: Conversion) -> dict[str, str]:
-    return {f"{Path(each.file).name}:{each.line}": each.reason for each in found.left_out}
+    joined: dict[str, str] = {}
+    for each in found.left_out:
+        name = f"{Path(each.file).name}:{each.line}"
+        joined[name] = f"{joined[name]}; {each.reason}" if name in joined else each.reason
+    return joined
 
 
 def imported(penstock: Command, folder: Path) -> NodeConfig:
@@ -299,10 +303,34 @@ def test_options_of_the_broker_may_follow_any_listener_or_bridge(tmp_path: Path,
     assert found.users == ["ann"]
     (line,) = (each for each in found.left_out if each.text == "persistence true")
     assert line.reason.startswith("not needed")
-    # With settings of each listener they belong to the one that is left out.
+    # With settings of each listener they belong to the last listener, also after a bridge.
     mine = converted(tmp_path, f"per_listener_settings true\nlistener 1883 127.0.0.1\n{before}{text}")
-    assert ("security" in mine.config, mine.policy) == (True, None)
-    assert "anonymous" not in mine.config["mqtt"]
+    left_out = before.startswith("listener")
+    assert (mine.policy is None, "anonymous" not in mine.config["mqtt"]) == (left_out, left_out)
+
+
+def test_options_of_a_listener_may_follow_a_bridge(tmp_path: Path) -> None:
+    tls = "certfile a\nkeyfile b\ncafile c\nrequire_certificate true\n"
+    found = converted(tmp_path, f"listener 8883\nconnection d\naddress e\n{tls}topic f\nlistener 1883\nclientid g\n")
+    assert {"certificate", "key", "client_ca"} <= found.config["mqtt"]["tls"].keys()
+    assert found.config["bridges"][0]["client_id"] == "g"
+    assert found.left_out == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "listener 0 /run/mosquitto.sock\nallow_anonymous true\n",
+        "allow_anonymous true\nlistener 8883\nrequire_certificate true\ncapath a\n",
+        "allow_anonymous true\nport 8883\nrequire_certificate true\ncapath a\n",
+        "allow_anonymous true\nlistener 8883\npsk_hint a\npsk_file b\n",
+    ],
+)
+def test_without_a_listener_of_mosquitto_no_anonymous_client_is_accepted(tmp_path: Path, text: str) -> None:
+    found = converted(tmp_path, text)
+    assert found.config["mqtt"] == {"bind": "127.0.0.1:1883"}
+    assert found.config["security"] == {"passwords": "passwords"}
+    assert any("no listener is left" in reason for reason in reasons(found).values())
 
 
 def test_a_name_of_a_bridge_that_is_checked_needs_no_attention(tmp_path: Path) -> None:

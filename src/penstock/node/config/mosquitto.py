@@ -138,6 +138,8 @@ class _Listener:
     max_connections: int = 0
     tls: dict[str, Any] = field(default_factory=dict)
     require_certificate: bool = False
+    shared_keys: bool = False
+    """Whether clients need a pre-shared key."""
     certificate_is_user: bool = False
     """Whether the name in a client certificate replaces user name and password."""
     origins: list[str] = field(default_factory=list)
@@ -177,16 +179,20 @@ class _Converter:
         self._security: dict[str, Any] = {}
         self._default = _Listener(None, address="127.0.0.1")
         self._listeners: list[_Listener] = []
-        self._local_only = True
-        """Whether the file has no listener, not even one that was left out."""
+        self._listener_line: _Line | None = None
+        """The last line that opens a listener, also one that is left out; without it Mosquitto is local only."""
         self._bridges: list[_Bridge] = []
         self._files: dict[str, _Line] = {}
         """The lines of password_file and acl_file."""
         self._anonymous: bool | None = None
         self._per_listener = False
         """Whether security options apply to one listener; otherwise to all, wherever they are in the file."""
-        self._part: _Listener | _Bridge | None = self._default
-        """The part of the file: a listener or a bridge; None after one that was left out."""
+        self._listener: _Listener | None = self._default
+        """The last listener, to which its options belong also after a bridge; None after one that was left out."""
+        self._bridge: _Bridge | None = None
+        """The last bridge, to which its options belong also after a listener; None after one that was left out."""
+        self._skips = False
+        """Whether the newest listener or bridge was left out."""
 
     def run(self) -> Conversion:
         for line in self._read(self._path):
@@ -234,31 +240,34 @@ class _Converter:
     def _convert(self, line: _Line) -> None:
         option = line.option
         if option == "listener":
-            self._part, self._local_only = None, False
-            self._part = self._listener(line)
+            self._listener, self._listener_line, self._skips = None, line, True
+            self._listener = self._new_listener(line)
+            self._skips = self._listener is None
         elif option == "connection":
-            self._part = None
-            self._part = self._bridge(line)
+            self._bridge, self._skips = None, True
+            self._bridge = self._new_bridge(line)
+            self._skips = self._bridge is None
         elif (
-            (isinstance(self._part, _Bridge) and self._of_bridge(self._part, line))
+            (self._bridge is not None and self._of_bridge(self._bridge, line))
             or self._of_file(line)
-            or (isinstance(self._part, _Listener) and self._of_listener(self._part, line))
+            or (self._listener is not None and self._of_listener(self._listener, line))
         ):
             pass
         elif option.startswith(("plugin_opt_", "auth_opt_")):
             self._leave_out(line, _PLUGIN)
-        elif self._part is None:
-            self._leave_out(line, _REASONS.get(option, "belongs to a listener or bridge that is left out"))
         else:
-            self._leave_out(line, _REASONS.get(option, "unknown option"))
+            reason = "belongs to a listener or bridge that is left out" if self._skips else "unknown option"
+            self._leave_out(line, _REASONS.get(option, reason))
 
     def _of_file(self, line: _Line) -> bool:
         """Convert an option of the whole broker, which may follow any listener or bridge."""
         option, value = line.option, line.value
         of_listener = {"password_file", "acl_file", "allow_anonymous"}
-        if option in of_listener and self._per_listener and not isinstance(self._part, _Listener):
+        if option in of_listener and self._per_listener and self._listener is None:
             return False
-        if option in _LIMITS:
+        if option in {"port", "bind_address"}:
+            self._open_default(line)
+        elif option in _LIMITS:
             self._limit(_LIMITS[option], int(value))
         elif option == "persistent_client_expiration":
             self._limit("max_session_expiry_s", _expiration_s(value))
@@ -273,6 +282,17 @@ class _Converter:
         else:
             return False
         return True
+
+    def _open_default(self, line: _Line) -> None:
+        """Open the listener without a line of its own, by ``port`` or ``bind_address``."""
+        self._listener_line = self._default.line = line
+        if self._default not in self._listeners:
+            self._listeners.insert(0, self._default)
+            self._default.address = _Listener(None).address
+        if line.option == "port":
+            self._default.port = int(line.value)
+        else:
+            self._default.address = line.value
 
     def _limit(self, name: str, value: int) -> None:
         if value == 0 and name in {"max_inflight", "max_queued_messages", "max_queued_bytes"}:
@@ -290,7 +310,7 @@ class _Converter:
         if first.value != line.value:
             self._leave_out(line, f"a node has one file for all listeners; line {first.number} names {first.value}")
 
-    def _listener(self, line: _Line) -> _Listener | None:
+    def _new_listener(self, line: _Line) -> _Listener | None:
         words = line.value.split()
         port = int(words[0])
         if port == 0:
@@ -302,17 +322,7 @@ class _Converter:
 
     def _of_listener(self, listener: _Listener, line: _Line) -> bool:
         option, value = line.option, line.value
-        if option in {"port", "bind_address"}:  # the default listener
-            self._local_only = False
-            if self._default not in self._listeners:
-                self._listeners.insert(0, self._default)
-                self._default.address = _Listener(None).address
-            if option == "port":
-                self._default.port = int(value)
-            else:
-                self._default.address = value
-            self._default.line = line
-        elif option in {"allow_anonymous", "listener_allow_anonymous"}:
+        if option in {"allow_anonymous", "listener_allow_anonymous"}:
             listener.anonymous = _flag(value)
         elif option == "max_connections":
             listener.max_connections = max(0, int(value))
@@ -329,6 +339,9 @@ class _Converter:
             listener.tls[names[option]] = str(self._absolute(value))
             if option in {"cafile", "crlfile"}:
                 listener.certificate_lines.append(line)
+        elif option == "psk_hint":
+            listener.shared_keys = True
+            self._leave_out(line, _PSK)
         elif option == "require_certificate":
             listener.require_certificate = _flag(value)
         elif option == "use_identity_as_username":
@@ -348,9 +361,22 @@ class _Converter:
         """Add the listeners to the configuration, the first as the default listener of the node."""
         for listener in self._listeners[:]:
             complete = {"certificate", "key", "client_ca"} <= listener.tls.keys()
-            if listener.require_certificate and not complete and listener.line is not None:
-                self._leave_out(listener.line, "require_certificate needs certfile, keyfile and cafile: it is left out")
+            if listener.shared_keys:
+                reason = "psk_hint is not supported"
+            elif listener.require_certificate and not complete:
+                reason = "require_certificate needs certfile, keyfile and cafile"
+            else:
+                continue
+            if listener.line is not None:
+                self._leave_out(listener.line, f"{reason}: it is left out")
                 self._listeners.remove(listener)
+        if not self._listeners and self._listener_line is not None:
+            # A node has at least one listener. Mosquitto has none at this address, so it accepts no anonymous clients.
+            self._listeners = [_Listener(None, address="127.0.0.1", anonymous=False)]
+            self._leave_out(
+                self._listener_line,
+                "no listener is left: the node has one on 127.0.0.1:1883, for users with a password",
+            )
         for index, listener in enumerate(self._listeners or [self._default]):
             allowed = listener.anonymous if listener.anonymous is not None else self._anonymous
             section: dict[str, Any] = {"bind": _bind(listener.address, listener.port)}
@@ -372,7 +398,7 @@ class _Converter:
                 section["origins"] = listener.origins
             if listener.max_connections:
                 section["max_connections"] = listener.max_connections
-            accepted = allowed if allowed is not None else self._local_only
+            accepted = allowed if allowed is not None else self._listener_line is None
             if listener.require_certificate and not listener.certificate_is_user:
                 # The certificate is needed, but the identity is that of user name and password.
                 only_anonymous = accepted and "password_file" not in self._files
@@ -390,7 +416,7 @@ class _Converter:
 
     # Bridges
 
-    def _bridge(self, line: _Line) -> _Bridge | None:
+    def _new_bridge(self, line: _Line) -> _Bridge | None:
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", line.value)[:64]
         if not name or any(each.name == name for each in self._bridges):
             self._leave_out(line, "another bridge has this name" if name else "expected a name")
