@@ -41,7 +41,7 @@ def join_words(words: Sequence[str], at: int) -> tuple[list[str], int]:
     glue = False
     for number, word in enumerate(words):
         breaks = bool(word) and set(word) <= set(_BREAKS)
-        if joined and (glue or breaks):
+        if joined and (breaks or (glue and word)):  # directly after a break, the break itself is the current word
             joined[-1] += word
         else:
             joined.append(word)

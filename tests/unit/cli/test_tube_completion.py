@@ -87,11 +87,13 @@ def test_bash_splits_words_at_colons_and_interprets_characters_of_names(
         ("p --broker mqtt : //h : 1 x", 3, (["p", "--broker", "mqtt://h:1", "x"], 2)),
         ("p --broker = mqtt : //h", 5, (["p", "--broker=mqtt://h"], 1)),
         ("p a := b", 2, (["p", "a:=b"], 1)),
+        ("p set a : ", 4, (["p", "set", "a:", ""], 3)),
+        ("p set a : b", 4, (["p", "set", "a:b"], 2)),
         ("p", 1, (["p"], 1)),
     ],
 )
 def test_words_are_joined(words: str, at: int, joined: tuple[list[str], int]) -> None:
-    assert join_words(words.split(), at) == joined
+    assert join_words(words.split(" "), at) == joined
 
 
 def test_a_value_after_an_equals_sign_is_completed_without_the_option() -> None:
