@@ -26,6 +26,8 @@ TEMPORARY_BYTES: Final = 1 << 30
 _MUSL: Final = "lib/ld-musl-x86_64.so.1"
 """The file by which snappy-java recognises a system with musl, such as Alpine; below the root directory."""
 _TMPDIR: Final = re.compile(r"-Djava\.io\.tmpdir=(\S+)")
+_OPTIONS: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+"""Variables with options of Java, the later one with precedence."""
 
 
 class HostProblem(NamedTuple):
@@ -46,6 +48,11 @@ class Machine(NamedTuple):
     environ: Mapping[str, str]
     libc: str
     codeset: str
+
+    @property
+    def java_options(self) -> str:
+        """The options of every Java program of this environment."""
+        return " ".join(self.environ.get(name, "") for name in _OPTIONS)
 
 
 def this_machine() -> Machine:
@@ -78,7 +85,8 @@ def _java_home(machine: Machine, java_source: str | None) -> Iterator[HostProble
 
 
 def _musl(machine: Machine) -> Iterator[HostProblem]:
-    if machine.libc == "glibc" and (machine.root / _MUSL).exists():
+    chosen = "-Dorg.xerial.snappy.lib.path=" in machine.java_options
+    if machine.libc == "glibc" and (machine.root / _MUSL).exists() and not chosen:
         yield HostProblem(
             f"/{_MUSL} exists, although this system has glibc",
             "snappy-java takes the system for one with musl and loads the wrong library: Parquet files with Snappy "
@@ -90,7 +98,7 @@ def _musl(machine: Machine) -> Iterator[HostProblem]:
 
 
 def _temporary(machine: Machine) -> Iterator[HostProblem]:
-    options = _TMPDIR.findall(machine.environ.get("JAVA_TOOL_OPTIONS", ""))
+    options = _TMPDIR.findall(machine.java_options)
     path = Path(options[-1] if options else "/tmp")  # noqa: S108 - Java's default, which is not TMPDIR
     set_it = 'set JAVA_TOOL_OPTIONS="-Djava.io.tmpdir=DIRECTORY"'
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):

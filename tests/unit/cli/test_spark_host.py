@@ -48,6 +48,8 @@ def test_musl_next_to_glibc(machine: Machine) -> None:
     assert "UnsatisfiedLinkError" in found.why
     assert "apt remove musl" in found.do
     assert list(host_problems(machine._replace(libc=""), "PATH")) == []  # a system with musl alone
+    options = machine.environ["JAVA_TOOL_OPTIONS"] + " -Dorg.xerial.snappy.lib.path=/opt/snappy"
+    assert list(host_problems(machine._replace(environ={"JAVA_TOOL_OPTIONS": options}), "PATH")) == []
 
 
 def test_a_java_home_that_is_not_used(machine: Machine) -> None:
@@ -68,6 +70,9 @@ def test_a_directory_for_temporary_files(machine: Machine, disk: SimpleNamespace
     assert only(machine).what == f"{machine.root / 'tmp'} has 900 MiB free"
     (machine.root / "tmp").rmdir()
     assert only(machine).what == f"Java cannot write temporary files to {machine.root / 'tmp'}"
+    disk.f_bavail = 8000
+    other = {**machine.environ, "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={machine.root}"}  # has precedence
+    assert list(host_problems(machine._replace(environ=other), "PATH")) == []
 
 
 def test_a_locale_without_utf_8(machine: Machine) -> None:
