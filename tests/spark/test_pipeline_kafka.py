@@ -272,7 +272,9 @@ sinks:
 TYPES = """\
 id % 2 = 0 AS yes, CAST(id AS TINYINT) AS tiny, id AS big, CAST(id / 3 AS FLOAT) AS float, id / 3 AS double,
 CAST(id / 7 AS DECIMAL(9, 4)) AS decimal, concat('ä', id) AS text, CAST('x' AS BINARY) AS bytes,
-DATE'2026-01-02' AS day, timestamp_micros(id) AS at, CAST(timestamp_micros(id) AS TIMESTAMP_NTZ) AS local,
+DATE'2026-01-02' AS day, array(DATE'0001-01-01', DATE'9999-12-31') AS days, timestamp_micros(id) AS at,
+array(timestamp_micros(-62135596800000000), timestamp_micros(253402300799999999)) AS times,
+CAST(timestamp_micros(id) AS TIMESTAMP_NTZ) AS local,
 IF(id = 0, NULL, array(id, NULL)) AS list, map('k', struct(id AS v, CAST(NULL AS INT) AS n), 'l', NULL) AS named,
 struct(id AS a, array(struct('x' AS c)) AS `b b`) AS nested, parse_json('{"a": [1, null]}') AS variant
 """
@@ -302,11 +304,18 @@ def test_json_is_valid_for_the_schema_that_is_derived(spark: SparkSession) -> No
         "d": NOT_UTF_8,
         "e": f"array(NULL, struct({NOT_UTF_8} AS f))",
         "f": f"map({NOT_UTF_8}, 1.5D)",
+        "g": "timestamp_micros(253402300800000000)",
+        "h": "array(DATE'0001-01-01', date_from_unix_date(-719163))",
+    }
+    reasons = {
+        "abc": "it is NaN or infinite",
+        "def": "it has a text that is not UTF-8",
+        "gh": "a time is not in the years 1 to 9999",
     }
     for name, expression in wrong.items():
         rows = spark.range(2).selectExpr(f"IF(id = 0, {expression}, NULL) AS {name}", "'x' AS other")
         bad, good = rows.select(encoded_value(rows, sink, sf.expr("true")).alias("made")).selectExpr("made.*").collect()
-        why = "it is NaN or infinite" if name in "abc" else "it has a text that is not UTF-8"
+        why = next(reason for names, reason in reasons.items() if name in names)
         assert bad["reason"] == f"it cannot be written as JSON: {name}: {why}"
         assert (bytes(good["value"]), good["reason"]) == (b'{"other":"x"}', None)
 

@@ -17,18 +17,21 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    DateType,
     DoubleType,
     FloatType,
     MapType,
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from penstock.errors import ConfigError, RefusedError, shortened
 from penstock.payloads.avro_encoding import record_encoder
 from penstock.payloads.avro_schema import parse_avro_schema
 from penstock.payloads.confluent import encoded_id
+from penstock.payloads.errors import TIME_OUT_OF_RANGE, time_limits
 from penstock.payloads.protobuf_encoding import message_encoder
 from penstock.payloads.protobuf_schema import ProtobufSchema
 from penstock.pipelines.rows import data_columns
@@ -65,6 +68,7 @@ ENCODED = "_encoded"
 """Column with a struct: ``value``, or the ``reason`` why the row cannot be encoded."""
 _NOT_UTF_8 = "it has a text that is not UTF-8"
 _REASON = "it cannot be written as {}: "
+_DAY_US = 86_400_000_000
 _RESULT = StructType([StructField("value", BinaryType()), StructField("reason", StringType())])
 
 
@@ -194,14 +198,19 @@ def framed_value(rows: DataFrame, sink: Sink, number: int) -> Column:
 def _json(rows: DataFrame, names: Sequence[str]) -> Column:
     """Return the column ``ENCODED`` for JSON objects of the columns ``names``, without fields that are null.
 
-    Spark writes NaN and infinite numbers as texts, and other characters for bytes that are not UTF-8.
+    Spark writes NaN and infinite numbers as texts, other characters for bytes that are not UTF-8, and years of five
+    digits, which are no date or date-time of JSON Schema.
     """
     kinds = {field.name.lower(): field.dataType for field in rows.schema.fields}
     columns = {name: quoted_column(name) for name in names}
     checks = [
         sf.when(found, sf.lit(f"{_REASON.format('JSON')}{name}: {reason}"))
         for name, column in columns.items()
-        for is_wrong, reason in ((_is_no_number, "it is NaN or infinite"), (_is_no_text, _NOT_UTF_8))
+        for is_wrong, reason in (
+            (_is_no_number, "it is NaN or infinite"),
+            (_is_no_text, _NOT_UTF_8),
+            (_is_no_time, TIME_OUT_OF_RANGE),
+        )
         if (found := _has(column, kinds[name.lower()], is_wrong)) is not None
     ]
     text = sf.to_json(sf.struct(*(c.alias(name) for name, c in columns.items())), {"ignoreNullFields": "true"})
@@ -221,6 +230,12 @@ def _is_no_number(value: Column, kind: DataType) -> Column | None:
 
 def _is_no_text(value: Column, kind: DataType) -> Column | None:
     return ~sf.is_valid_utf8(value) if isinstance(kind, StringType) else None
+
+
+def _is_no_time(value: Column, kind: DataType) -> Column | None:
+    if isinstance(kind, DateType):
+        return ~sf.unix_date(value).between(*time_limits(_DAY_US))
+    return ~sf.unix_micros(value).between(*time_limits(1)) if isinstance(kind, TimestampType) else None
 
 
 def _has(value: Column, kind: DataType, is_wrong: _IsWrong) -> Column | None:
