@@ -277,8 +277,10 @@ class Stager:
         tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # also if this is cancelled
+            await self._client.close()
 
     async def stages(self, topic: str) -> bool:
         """Return True if all brokers of ``topic`` stage rows; the batch's run becomes the current run at these brokers.

@@ -311,3 +311,25 @@ async def test_too_much_is_refused_with_what_to_do(tmp_path: Path) -> None:
             await stage(producer, BatchId("q", "run", 0), 0, ["1"])
         assert caught.value.code == 419
         assert "tube.staging.max_bytes" in str(caught.value)
+
+
+async def test_a_task_that_is_cancelled_at_its_end_leaves_no_connection(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), tube(tmp_path, "demo") as running:
+        for turns in range(6):
+            leaving = asyncio.Event()
+            producer = Producer(running.masters)
+
+            async def work(leaving: asyncio.Event, producer: Producer) -> None:
+                async with producer, Stager(producer, BatchId("q", "run", 0), task=0) as stager:
+                    assert await stager.stages("demo")
+                    for n in range(REQUEST_ROWS + 1):
+                        stager.add("demo", Record(b"%d" % n))
+                    leaving.set()
+
+            working = asyncio.create_task(work(leaving, producer))
+            await leaving.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            working.cancel()
+            await asyncio.wait([working])
+            assert producer.connections.find(("127.0.0.1", running.ports[1])) is None
