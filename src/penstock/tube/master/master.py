@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,8 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._changing = asyncio.Lock()
         """Held while an administration request changes settings."""
+        self._storing: set[asyncio.Future[None]] = set()
+        """Settings that are not applied yet, also those of cancelled requests."""
 
     async def start(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
@@ -185,7 +187,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         Raises:
             StorageError: it could not be made durable.
         """
-        async with self._changing:
+        async with self._change():
             topic = self.engine.cluster.topics[name]
             changed = topic.with_change(lambda deployment: deployment._replace(delete_policy=delete_policy))
             await self._persist([changed])
@@ -226,8 +228,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         It waits until online penstock brokers serve new topics (at most a second): a Java client that connects earlier
         gets a topic with its next heartbeat, 13 s later.
         """
-        # A change contains the settings that it does not change, so the previous one must have been applied.
-        async with self._changing if admin.is_protected(params.get("method", "")) else contextlib.nullcontext():
+        async with self._change() if admin.is_protected(params.get("method", "")) else contextlib.nullcontext():
             outcome = admin.handle(self.engine, params, self._admin_token, self._clock(), caller)
             if isinstance(outcome, dict):
                 return outcome
@@ -258,9 +259,18 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             self._store.close()
             self._store = None
 
+    @contextlib.asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """Make changes one after the other: a change contains the settings that it does not change, so the previous
+        ones must have been applied."""
+        async with self._changing:
+            while self._storing:
+                await asyncio.wait(self._storing)
+            yield
+
     async def _persist(self, settings: Sequence[Setting | Removal]) -> None:
-        # All are submitted, and their names reserved, before the first await.
-        await asyncio.gather(*[self._put(setting) for setting in settings])
+        # All are submitted, and their names reserved, before the first await. A cancelled caller does not cancel them.
+        await asyncio.gather(*[asyncio.shield(self._put(setting)) for setting in settings])
         self.on_change()
 
     def _put(self, setting: Setting | Removal) -> asyncio.Future[None]:
@@ -268,6 +278,8 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         queue = self._queue
         assert queue is not None
         stored = _StoredSetting(self.engine, setting, self._clock)
+        self._storing.add(stored.future)
+        stored.future.add_done_callback(self._storing.discard)
         self._unstored.append(setting)
         queue.wait(queue.request(), stored)
         return stored.future

@@ -96,6 +96,21 @@ async def test_changes_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -
     await master.close()
 
 
+async def test_a_change_waits_for_that_of_a_cancelled_request(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path, admin_token="token")
+    await master.start("127.0.0.1", 0)
+    change = {"confModAuthToken": "token", "modifyUser": "me"}
+    limits = {"method": "admin_update_group_resctrl_info", "groupName": "lake", **change}
+    cancelled = asyncio.create_task(master.webapi({**limits, "alwdBrokerClientRate": "3"}))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await master.webapi({**limits, "qryPriorityId": "202"})
+    assert cancelled.cancelled()
+    lake = master.engine.controls.groups["lake"]
+    assert (lake.rate, lake.query_priority) == (3, 202)
+    await master.close()
+
+
 async def test_topic_without_a_broker_is_created_but_not_ready(tmp_path: Path) -> None:
     async with tube(tmp_path, brokers=0) as running:
         assert running.master is not None
