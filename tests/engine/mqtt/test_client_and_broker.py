@@ -262,7 +262,7 @@ def test_a_subscription_that_is_not_restored_is_reported() -> None:
     engine.receive(encode(ConnAck()), 0)
     ids = [p.packet_id for p in Decoder().feed(engine.take_output()) if isinstance(p, Subscribe)]
     assert engine.receive(encode(SubAck(ids[0], [0x87])) + encode(SubAck(ids[1], [1])), 0) == [Unsubscribed("a", 0x87)]
-    assert list(engine.subscriptions) == ["b"]
+    assert engine.subscriptions == ["b"]
 
 
 def test_a_server_that_is_silent_is_pinged_although_we_send() -> None:

@@ -210,6 +210,7 @@ class PendingRequests:
         for future in futures:
             if not future.done():
                 future.set_exception(error)
+                future.exception()  # retrieved: its request may still wait for the connection or the acknowledgement
 
 
 def _random() -> float:

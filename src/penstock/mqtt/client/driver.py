@@ -128,17 +128,19 @@ class Driver:
             return
         self.stopping = True
         link = self._link
-        if link is not None and link.open:
-            self.engine.disconnect(self.now(), reason_code, session_expiry_s)
-            self.flush()
-            link.close()
-            _done, late = await asyncio.wait([link.closed], timeout=CLOSE_GRACE_S)
-            if late:
+        try:
+            if link is not None and link.open:
+                self.engine.disconnect(self.now(), reason_code, session_expiry_s)
+                self.flush()
+                link.close()
+                await asyncio.wait([link.closed], timeout=CLOSE_GRACE_S)
+        finally:  # also if this call was cancelled: a later one has no effect
+            if link is not None and not link.closed.done():
                 link.abort()
-        await self._stop()
-        for task in list(self._hook_tasks):
-            if task is not asyncio.current_task():
-                task.cancel()
+            await self._stop()
+            for task in list(self._hook_tasks):
+                if task is not asyncio.current_task():
+                    task.cancel()
 
     def check_open(self) -> None:
         """Raise if operations cannot be completed any more."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -326,6 +327,78 @@ async def test_a_request_and_the_end_of_a_subscription_do_not_wait_for_a_server_
             await client.respond(await anext(requests), "!")
             assert (await asked).payload == b"!"
     assert got == []
+    await server.close()
+
+
+async def test_a_request_that_waits_for_a_connection_fails_once(caplog: pytest.LogCaptureFixture) -> None:
+    server = MqttServer()
+    _, port = await server.start("127.0.0.1", 0)
+    lost = asyncio.Event()
+    client = MqttClient("127.0.0.1", port)
+    client.on_disconnected(lambda _: lost.set())
+    async with asyncio.timeout(DEADLINE_S), client:
+        await server.close()
+        await lost.wait()
+        asked = asyncio.create_task(client.request("a"))
+        await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match="the client was disconnected"):
+        await asked
+    del asked
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_disconnect_that_is_cancelled_ends_the_client_at_once() -> None:
+    """The server does not read: the last bytes are never sent."""
+    leaving = asyncio.Event()
+
+    async def stalled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        cast("asyncio.Transport", writer.transport).pause_reading()
+        writer.write(b"\x20\x03\x00\x00\x00")
+        await leaving.wait()
+        writer.close()
+
+    async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(stalled, "127.0.0.1", 0) as listener:
+        client = MqttClient("127.0.0.1", listener.sockets[0].getsockname()[1])
+        await client.connect()
+        waiting = asyncio.create_task(client.publish("a", bytes(64 << 20)))
+        await asyncio.sleep(0)
+        disconnecting = asyncio.create_task(client.disconnect())
+        await asyncio.sleep(0)
+        disconnecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await disconnecting
+        with pytest.raises(UnavailableError, match="closed"):
+            await waiting
+        assert client.closed
+        leaving.set()
+
+
+async def test_a_cancelled_subscription_is_not_created_again() -> None:
+    server = MqttServer()
+    host, port = await server.start("127.0.0.1", free_port())
+    lost = asyncio.Event()
+    client = MqttClient(host, port, jitter=lambda: 0.0)
+    client.on_disconnected(lambda _: lost.set())
+
+    async def receive() -> None:
+        async with client.subscription("a"):
+            raise AssertionError("cancelled before SUBACK")
+
+    async with asyncio.timeout(DEADLINE_S), client:
+        receiving = asyncio.create_task(receive())
+        while not client._engine.open_operations:
+            await asyncio.sleep(0)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        assert await client.publish("a") == 0x10
+        await server.close()
+        await lost.wait()
+        server = MqttServer()
+        await server.start(host, port)
+        assert await client.publish("a") == 0x10
     await server.close()
 
 

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from penstock.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, Publish, PubRec, PubRel, Subscription
+from penstock.mqtt.codec.packets import (
+    Packet,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+)
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.client.events import Event, OperationDone
 from penstock.mqtt.engine.client.outbox import Outbox
@@ -169,6 +180,21 @@ def test_expired_messages_are_removed_in_linear_time() -> None:
     assert [token for token, _ in sender.answers()] == list(range(500, 1_000))
     assert sender.half.open == 500
     assert 1_000 <= queue.visits <= 5_000
+
+
+def test_the_last_of_subscribe_and_unsubscribe_in_flight_counts() -> None:
+    sender = Sender()
+    sender.half.subscribe([Subscription("a", 1), Subscription("b", 1)], Properties(), None, 0)
+    sender.half.unsubscribe(["a", "b"], Properties(), None, 0)
+    sender.half.subscribe([Subscription("b", 1)], Properties(subscription_identifiers=[7]), None, 0)
+    sender.half.answered(SubAck(1, [1, 1]))
+    sender.half.answered(SubAck(3, [1]))
+    sender.half.answered(UnsubAck(2, [0, 0]))
+    sender.reconnect(present=False)
+    (again,) = sender.sent()
+    assert isinstance(again, Subscribe)
+    assert [each.topic_filter for each in again.subscriptions] == ["b"]
+    assert again.properties.subscription_identifiers == [7]
 
 
 def test_topic_aliases() -> None:

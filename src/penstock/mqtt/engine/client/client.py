@@ -180,9 +180,9 @@ class ClientEngine:
         self._outgoing.withdraw(token)
 
     @property
-    def subscriptions(self) -> dict[str, tuple[Subscription, list[int]]]:
-        """Granted subscriptions with their subscription identifiers, by topic filter."""
-        return self._outgoing.subscriptions
+    def subscriptions(self) -> list[str]:
+        """Topic filters of the granted subscriptions."""
+        return list(self._outgoing.subscriptions)
 
     @property
     def unsent(self) -> int:

@@ -72,8 +72,8 @@ class Outgoing:
 
     def __init__(self, outbox: Outbox, events: list[Event], *, topic_aliases: int = 0) -> None:
         self.writable = True
-        self.subscriptions: dict[str, tuple[Subscription, list[int]]] = {}
-        """Granted subscriptions with their identifiers; created again when the server lost the session."""
+        self.subscriptions: dict[str, tuple[Subscription, _Operation]] = {}
+        """Granted subscriptions with their SUBSCRIBE; created again when the server lost the session."""
         self.next_expiry = 0
         """Instant at which a message that waits for a connection is given up, 0 for never; fixed while connected."""
         self._outbox = outbox
@@ -115,7 +115,8 @@ class Outgoing:
             for operation in (*control, *self._waiting):
                 operation.packet.packet_id = 0
                 operation.sent = False
-            for wanted, identifiers in list(self.subscriptions.values()):
+            for wanted, granted in list(self.subscriptions.values()):
+                identifiers = granted.packet.properties.subscription_identifiers
                 self._control(Subscribe(0, [wanted], Properties(subscription_identifiers=identifiers)), None, now)
         for operation in control:
             self._send_control(operation, now)
@@ -250,9 +251,14 @@ class Outgoing:
         if isinstance(asked, Subscribe):
             for wanted, code in zip(asked.subscriptions, packet.reason_codes, strict=True):
                 if code < 0x80:
-                    self.subscriptions[wanted.topic_filter] = (wanted, asked.properties.subscription_identifiers)
+                    self.subscriptions[wanted.topic_filter] = (wanted, operation)
                 elif operation.token is None and self.subscriptions.pop(wanted.topic_filter, None) is not None:
                     self._events.append(Unsubscribed(wanted.topic_filter, code))
+        elif isinstance(asked, Unsubscribe):
+            for topic_filter in asked.topic_filters:
+                entry = self.subscriptions.get(topic_filter)
+                if entry is not None and entry[1].order < operation.order:
+                    del self.subscriptions[topic_filter]  # its SUBACK arrived after the UNSUBSCRIBE was sent
         self._answer(operation, packet.reason_codes, packet.properties.reason_string)
 
     # Send quota and expiry
