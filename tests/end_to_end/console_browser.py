@@ -115,6 +115,7 @@ async def browsing(
     async with async_playwright() as playwright:
         chromium = await playwright.chromium.launch(executable_path=require_tool("chromium"))
         context = await chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context.set_default_timeout(60_000)  # of actions, as of `expect`; the default is 30 s
         found = Browser(await context.new_page(), ready)
         try:
             yield found
