@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.nodes import wait_until
+from tests.processes import has_ended
 
 COMMAND = [sys.executable, "-m", "penstock.cli"]
 SENDS_FAST = """
@@ -43,13 +44,6 @@ def descendants(root: int) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {root}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def is_java(pid: int) -> bool:
@@ -128,7 +122,7 @@ def test_a_demo_that_is_ended_ends_what_it_started(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGTERM)
         demo.communicate(timeout=60)
     assert demo.returncode == 128 + signal.SIGTERM
-    wait_until(lambda: not any(map(is_alive, children)), "something that it started goes on")
+    wait_until(lambda: all(map(has_ended, children)), "something that it started goes on")
 
 
 def test_chaos_is_for_a_node_of_the_demos_own() -> None:

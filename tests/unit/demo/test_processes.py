@@ -12,6 +12,7 @@ import pytest
 
 from penstock.demo import stack as processes
 from penstock.demo.stack import Child
+from tests.processes import has_ended
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +62,6 @@ async def test_stop_asks_and_gives_the_exit_status(tmp_path: Path) -> None:
     assert one.is_running
     assert await one.stop() == 7
     assert not one.is_running
-
-
-def has_ended(pid: int) -> bool:
-    """Whether the process is gone, or an orphan that waits to be reaped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
 
 
 async def test_kill_ends_the_whole_group(tmp_path: Path) -> None:

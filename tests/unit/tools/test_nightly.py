@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import has_ended
 from tools import nightly
 from tools.suites import ROOT
 
@@ -141,10 +142,9 @@ def test_waits(opened):
 
 
 def _wait_for_end(pid: int) -> None:
-    """Wait until a process has ended; one without a parent may be a zombie, which init collects."""
-    status = Path(f"/proc/{pid}/stat")
+    """Wait until a process has ended."""
     until = time.monotonic() + 50
-    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+    while not has_ended(pid):
         assert time.monotonic() < until, f"{pid} still runs"
         time.sleep(0.01)
 
