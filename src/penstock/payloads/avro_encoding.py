@@ -93,10 +93,8 @@ def _record(kind: AvroType) -> _Write:
         try:
             for name, append in fields:
                 append(out, values[name])
-        except FieldValueError as error:
-            raise FieldValueError(f"{name}.{error}") from None
         except ValueError as error:
-            raise FieldValueError(f"{name}: {error}") from None
+            raise FieldValueError.of_field(name, error) from None
 
     return write
 

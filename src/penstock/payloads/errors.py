@@ -82,3 +82,8 @@ class FieldError(Exception):
 
 class FieldValueError(ValueError):
     """A value that its field cannot have, when a message is written; the text begins with the path of the field."""
+
+    @classmethod
+    def of_field(cls, name: str, error: ValueError) -> FieldValueError:
+        """Return ``error`` as one of the field ``name``; that of a field inside it gets a longer path."""
+        return cls(f"{name}.{error}" if isinstance(error, cls) else f"{name}: {error}")

@@ -70,10 +70,8 @@ def _fields(found: Descriptor) -> _Set:
         try:
             for name, write in fields:
                 write(message, values[name])
-        except FieldValueError as error:
-            raise FieldValueError(f"{name}.{error}") from None
         except ValueError as error:
-            raise FieldValueError(f"{name}: {error}") from None
+            raise FieldValueError.of_field(name, error) from None
         for names in oneofs:
             given = [name for name in names if values[name] is not None]
             if len(given) > 1:
