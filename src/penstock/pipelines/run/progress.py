@@ -230,7 +230,7 @@ class Progress:
             failing_s=round(now - self._failing[sink], 3) if sink in self._failing else 0.0,
             batch=None if entry is None else entry.batch,
             rows_per_s=round(self._rate(sink, now, runs=began is not None), 1),
-            written_per_s=round(self._written_rate(sink), 1),
+            written_per_s=round(self._written_rate(sink, now, runs=began is not None), 1),
             lag_records=None if lag is None else lag.records,
             lag_s=_seconds(lag),
             waiting_records=None if waits is None else waits.records,
@@ -250,15 +250,19 @@ class Progress:
             self._counted_until[sink] = samples.popleft().ended
         return sum(each.read for each in samples) / max(sum(each.took_s for each in samples), 0.001)
 
-    def _written_rate(self, sink: str) -> float:
-        """Return the increase of ``out`` per second over the samples, and the time between batches."""
+    def _written_rate(self, sink: str, now: float, *, runs: bool) -> float:
+        """Return the increase of ``out`` per second over the samples, and the time between batches.
+
+        A batch that runs for longer than the batches before it has written nothing since.
+        """
         samples = self._samples[sink]
         if not samples:
             return 0.0
         first = samples[0]
         # A batch after a long pause is not divided by the pause.
         began = max(first.ended - max(first.took_s, RATE_S), self._counted_until.get(sink, float("-inf")))
-        return sum(each.out for each in samples) / max(samples[-1].ended - began, 0.001)
+        ended = samples[-1].ended
+        return sum(each.out for each in samples) / max(ended - began, now - ended if runs else 0.0, 0.001)
 
 
 def _seconds(lag: Lag | None) -> float | None:

@@ -135,8 +135,9 @@ def schema_of_rows(rows: DataFrame, sink: Sink) -> str:
     Raises:
         ConfigError: a column does not exist, or has a type that the format or the given schema lacks.
     """
+    registered = sink.registered
     assert sink.kafka is not None
-    assert sink.kafka.registered is not None
+    assert registered is not None
     names = data_columns(rows)
     lacking = {name.lower() for name in value_fields(sink.kafka, names)} - {name.lower() for name in names}
     try:
@@ -146,8 +147,8 @@ def schema_of_rows(rows: DataFrame, sink: Sink) -> str:
         return value_schema(sink.kafka, {column.name: column.type for column in parse_ddl(ddl)})
     except ValueError as error:
         raise ConfigError(
-            f"sink {sink.name!r} cannot write its columns as {sink.kafka.registered.shown}",
-            option=f"sinks.{sink.name}.kafka.{sink.kafka.registered.option}",
+            f"sink {sink.name!r} cannot write its columns as {registered.shown}",
+            option=f"sinks.{sink.name}.kafka.{registered.option}",
             why=str(error),
             do="change the columns in a map step",
         ) from error
@@ -172,8 +173,8 @@ def encoded_value(rows: DataFrame, sink: Sink, wanted: Column) -> Column:
     Raises:
         ConfigError: see :func:`schema_of_rows`.
     """
+    registered = sink.registered
     assert sink.kafka is not None
-    registered = sink.kafka.registered
     assert registered is not None
     schema: str | ProtobufSchema = schema_of_rows(rows, sink)
     names = value_fields(sink.kafka, data_columns(rows))

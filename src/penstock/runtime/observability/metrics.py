@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -210,6 +210,9 @@ def serve_page(address: tuple[str, int], page: Callable[[], bytes], content_type
     try:
         yield f"{shown}:{server.server_address[1]}"
     finally:
+        # Linux ends the wait for a client at once; elsewhere it takes up to half a second.
+        with suppress(OSError):
+            server.socket.shutdown(socket.SHUT_RDWR)
         server.shutdown()
         server.server_close()
         thread.join()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
+import threading
 import urllib.error
 import urllib.request
 from dataclasses import fields
+from functools import partialmethod
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -46,6 +50,16 @@ def test_each_metric_has_a_help_text() -> None:
     named = metric_values(SinkProgress(**known))
     assert set(named) == set(MEANINGS)
     assert all(MEANINGS[name].endswith(".") and len(MEANINGS[name]) > 20 for name in named)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the wait for a client at once")
+def test_the_end_does_not_wait_for_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The server looks only every ten minutes, by default twice in a second, whether it is to end.
+    patient = partialmethod(ThreadingHTTPServer.serve_forever, poll_interval=600)
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", patient)
+    with serve(("127.0.0.1", 0), {"water": lambda: SINKS}) as address:
+        assert urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read()
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-metrics"]
 
 
 def test_no_address_and_one_that_is_taken() -> None:

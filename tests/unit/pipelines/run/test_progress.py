@@ -70,6 +70,9 @@ def test_the_rate_of_rows_written_includes_the_time_between_batches() -> None:
         progress.finished(entry(batch, 400, out=100), 100.0 + 5 * batch, 1.0)
         last = take(progress, 100.0 + 5 * batch)
     assert (last.written_per_s, last.rows_per_s) == (20.0, 400.0)
+    # A batch that takes longer than those before it lowers the rate.
+    assert take(progress, 120.0, running_batch={"rows": 115.0}).written_per_s == 20.0
+    assert take(progress, 135.0, running_batch={"rows": 115.0}).written_per_s == 5.0
     # A batch of one minute counts until the next one has ended.
     progress.finished(entry(4, 1200, out=1200), 175.0, 60.0)
     assert take(progress, 230.0, running_batch={"rows": 175.0}).written_per_s == 20.0
