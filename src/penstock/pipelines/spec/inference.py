@@ -8,9 +8,10 @@ which JSON values of any kind can be read, and a note says which kinds were foun
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import datetime
 from typing import NamedTuple
 
 from penstock.errors import shortened
@@ -207,6 +208,12 @@ def _distinct(fields: dict[str, _Place], path: str, notes: list[str]) -> list[tu
     return chosen
 
 
+# Python accepts more than Spark, such as weeks and a comma before the fraction.
+_DATE_OR_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?P<time>T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?(?P<zone>Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
+)
+
+
 def _kind(value: object) -> str:
     if isinstance(value, bool):
         return "boolean"
@@ -221,12 +228,11 @@ def _kind(value: object) -> str:
 
 def _kind_of_text(text: str) -> str:
     """Return ``date``, ``timestamp`` or ``local`` for ISO 8601 in its long form, otherwise ``text``."""
+    found = _DATE_OR_TIME.fullmatch(text)
+    if found is None:
+        return "text"
     try:
-        if len(text) == len("2024-05-01"):
-            date.fromisoformat(text)
-            return "date" if text[4] == "-" else "text"
-        if len(text) >= len("2024-05-01T06:00:00") and text[10] == "T" and text[4] == "-":
-            return "local" if datetime.fromisoformat(text).tzinfo is None else "timestamp"
+        datetime.fromisoformat(text)
     except ValueError:
         return "text"
-    return "text"
+    return "date" if found["time"] is None else "local" if found["zone"] is None else "timestamp"

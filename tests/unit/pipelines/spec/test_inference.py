@@ -32,6 +32,12 @@ def lines(*values: object) -> list[str]:
         (["2024-05-01T06:00:00"], "TIMESTAMP_NTZ"),
         (["2024-05-01", "2024-05-01T06:00:00Z"], "STRING"),
         (["2024-13-01", "20240501ab", "2024-W01-1"], "STRING"),
+        # Forms of ISO 8601 that Spark cannot read.
+        (["2024-W01-1"], "STRING"),
+        (["2024-W01-1T06:00:00Z"], "STRING"),
+        (["2024-05-01T06:00:00,250"], "STRING"),
+        (["2024-05-01T06:00:00+02:00:30"], "STRING"),
+        (["2024-05-01T06:00:00.123456789-0330", "2024-05-01T06:00:00+05"], "TIMESTAMP"),
         (["a", ""], "STRING"),
         ([[1, None], []], "ARRAY<BIGINT>"),
         ([[[1.5]]], "ARRAY<ARRAY<DOUBLE>>"),
