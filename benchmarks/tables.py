@@ -16,7 +16,7 @@ __all__ = ["RESULTS", "result_pages", "write_pages"]
 
 HEAD = """# Results
 
-Written by `python -m benchmarks` from the JSON beside it. The ratio is penstock's median to that server's, same run.
+Written by `python -m benchmarks` from the JSON next to it. The ratio is penstock's median to that server's, same run.
 """
 
 

@@ -207,7 +207,8 @@ def in_text(area: str, place: str, text: str, rejected: Mapping[str, str] = REJE
 def pages() -> Iterator[Hit]:
     """Yield the hits in hand-written pages, without code blocks."""
     texts = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
-    texts += [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
+    for folder in ("benchmarks", "docs", "examples", "tests"):
+        texts += [page for page in sorted((ROOT / folder).rglob("*.md")) if not {"_build", "results"} & set(page.parts)]
     for page in texts:
         text = page.read_text(encoding="utf-8")
         if GENERATED in text:
