@@ -23,6 +23,7 @@ from penstock.cli.context_file import complete_context
 from penstock.cli.output import print_error
 from penstock.cli.parameters import PlainParameters, UsageError
 from penstock.cli.parser import typer_command
+from penstock.cli.plain_lines import COMPLETION_VARIABLE
 from penstock.cli.process import run
 from penstock.errors import PenstockError
 
@@ -224,7 +225,7 @@ def call(args: Sequence[str]) -> int:
         return command(args=list(args), prog_name="penstock", standalone_mode=False)
 
     try:
-        if os.environ.get("_PENSTOCK_COMPLETE") == "complete_bash":
+        if os.environ.get(COMPLETION_VARIABLE) == "complete_bash":
             from penstock.cli.bash_completion import complete
 
             status = complete(invoke)

@@ -26,12 +26,12 @@ from penstock.cli.declarations import (
     readable_or_missing,
 )
 
-__all__ = ["GROUPS", "read"]
+__all__ = ["COMPLETION_VARIABLE", "GROUPS", "read"]
 
 GROUPS: Final[Mapping[str, str]] = {"kv": "penstock.cli.kv"}
 """Modules of the groups whose commands send a few requests, and should therefore start fast."""
 
-_COMPLETION: Final = "_PENSTOCK_COMPLETE"
+COMPLETION_VARIABLE: Final = "_PENSTOCK_COMPLETE"
 """Environment variable with which a shell asks for completions."""
 _SETTINGS: Final = frozenset({"autocompletion", "envvar", "help", "metavar", "parser", "show_default"})
 """Settings of options that only the help shows, or that are implemented here."""
@@ -81,7 +81,7 @@ def read(args: Sequence[str], environment: Mapping[str, str]) -> Callable[[], in
     Raises:
         ConfigError: the selected context does not exist, or the file of the contexts cannot be read.
     """
-    if len(args) < 2 or args[0] not in GROUPS or "" in args or environment.get(_COMPLETION):
+    if len(args) < 2 or args[0] not in GROUPS or "" in args or environment.get(COMPLETION_VARIABLE):
         return None
     declared = importlib.import_module(GROUPS[args[0]]).app.commands
     command: Command | None = next((each.function for each in declared if each.name == args[1]), None)

@@ -134,13 +134,13 @@ class Program:
             self.broker()
         return name
 
-    def template(self, rows: str, template: str) -> str:
-        """Return a key or a topic with the values of columns of ``rows``."""
+    def template(self, template: str) -> str:
+        """Return Python for a column: a key or a topic with the values of columns of ``rows``."""
         parts = []
         for text, is_column in template_parts(template):
             if is_column:
                 self.helper("text_of")
-            parts.append(f"text_of({rows}, {literal_text(text)})" if is_column else f"sf.lit({literal_text(text)})")
+            parts.append(f"text_of(rows, {literal_text(text)})" if is_column else f"sf.lit({literal_text(text)})")
         return parts[0] if len(parts) == 1 else f"sf.concat({', '.join(parts)})"
 
     def json_of(self, columns: Sequence[str] | None) -> str:

@@ -26,9 +26,7 @@ from penstock.pipelines.spec.pipeline import Pipeline, plan
 from penstock.runtime.config.yaml_document import Document, Value, parse_document
 from penstock.spark.environment.jars import delta_artefact
 
-__all__ = ["KINDS", "Exported", "declarative_project", "raw_document", "streaming_script"]
-
-KINDS = ("pyspark", "declarative")
+__all__ = ["Exported", "declarative_project", "raw_document", "streaming_script"]
 
 
 class Exported(NamedTuple):

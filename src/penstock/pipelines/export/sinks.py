@@ -212,9 +212,7 @@ class Sinks:
             value = self._program.json_of(entry.value)
             if entry.when != "true":
                 value = f"sf.when(sf.expr({literal_text(joined(entry.when))}), {value})"
-            changes.append(
-                f'sf.struct({self._program.template("rows", entry.key)}.alias("key"), {value}.alias("value"))'
-            )
+            changes.append(f'sf.struct({self._program.template(entry.key)}.alias("key"), {value}.alias("value"))')
         order = "sf.lit(None)" if target.order_by is None else f"sf.col({literal_text(target.order_by)})"
         made.add(
             f"changes = sf.array({', '.join(changes)})",
@@ -272,18 +270,14 @@ class Sinks:
             named = {"content-type": "application/json", **named}
         pairs = ['sf.struct(sf.lit("id").alias("key"), message.alias("value"))']
         for name, template in named.items():
-            text = self._program.template("rows", template)
+            text = self._program.template(template)
             pairs.append(f'sf.struct(sf.lit({literal_text(name)}).alias("key"), {text}.alias("value"))')
         made.add(f'pairs = sf.filter(sf.array({", ".join(pairs)}), lambda pair: pair["value"].isNotNull())')
-        topic = self._program.template("rows", messages.topic)
+        topic = self._program.template(messages.topic)
         order = "" if messages.order_by is None else f'sf.col({literal_text(messages.order_by)}).alias("_order"), '
         if kind == "tubemq":
             assert sink.tubemq is not None
-            key = (
-                'sf.lit(None).cast("string")'
-                if sink.tubemq.key is None
-                else self._program.template("rows", sink.tubemq.key)
-            )
+            key = 'sf.lit(None).cast("string")' if sink.tubemq.key is None else self._program.template(sink.tubemq.key)
             made.add(
                 f'rows = rows.select({order}{topic}.alias("topic"), {key}.alias("key"), '
                 f'{value}.cast("binary").alias("value"), '

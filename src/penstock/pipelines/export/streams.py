@@ -451,7 +451,7 @@ class Streams:
         if given.unavailable != "fail":
             raise NotExportable(f"step {step.name} continues without the state store (unavailable)")
         self._program.helper("state_store_keys")
-        key = self._program.template("rows", given.key)
+        key = self._program.template(given.key)
         schema = ", ".join(f"{quoted_name(each.name)} {each.type}" for each in parse_ddl(given.columns))
         pattern = "".join(
             "*" if part.column else re.sub(r"([*?\[])", r"[\1]", part.text) for part in template_parts(given.key)

@@ -134,10 +134,10 @@ def modification(engine: MasterEngine, kind: type[Setting], key: str, serial: in
     return {"dataVersionId": serial, "serialId": serial, **said}
 
 
-def flow_rules(text: str, counted: str) -> Answer:
-    """Return the rules in ``text``, and their number under the name ``counted``."""
+def flow_rules(text: str) -> Answer:
+    """Return the flow control rules in ``text``, and their number."""
     rules = json.loads(text) if text.strip() else []
-    return {counted: sum(len(kind.get("rule", ())) for kind in rules), "flowCtrlInfo": rules}
+    return {"flowCtrlRuleCount": sum(len(kind.get("rule", ())) for kind in rules), "flowCtrlInfo": rules}
 
 
 def failure(text: str) -> Answer:

@@ -363,7 +363,7 @@ def resources(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "alwdBrokerClientRate": setting.rate,
                 "qryPriorityId": setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
-                **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
+                **flow_rules(setting.flow_info),
                 **modification(engine, GroupSetting, name, setting.serial),
             }
             for name, setting in sorted(engine.controls.groups.items())
@@ -419,7 +419,7 @@ def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "maxMsgSizeInMB": engine.max_message_bytes // MIN_MESSAGE_BYTES,
                 "qryPriorityId": QUERY_PRIORITY if setting.query_priority is None else setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
-                **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
+                **flow_rules(setting.flow_info),
                 **modification(engine, ClusterSetting, "", setting.serial),
                 "numPartitions": default.partitions,
                 "numTopicStores": default.stores,
