@@ -80,7 +80,7 @@ NAME_WORDS = frozenset(
 )
 """Rejected words of names of classes, functions and parameters."""
 
-NAME_OPENING = re.compile(r"_*(?:what|whom|whose|who|tell|said|told|came|kept)_")
+NAME_OPENING = re.compile(r"_*(?:what|whom|whose|who|tell|said|told|came|kept)_|_+of_")
 """Rejected starts of names of functions."""
 
 CLASS_NAMES = frozenset(

@@ -108,13 +108,13 @@ def _docker_options(variables: Mapping[str, str]) -> Iterator[str]:
     for name, value in variables.items():
         if name.endswith("_FILE"):
             inside = f"{CONTAINER_DIRECTORY}/{Path(value).name}"
-            yield f"--volume={_word(name, value, without=':')}:{inside}:ro"
+            yield f"--volume={_checked_value(name, value, without=':')}:{inside}:ro"
             yield f"--env={name}={inside}"
         else:
-            yield f"--env={name}={_word(name, value)}"
+            yield f"--env={name}={_checked_value(name, value)}"
 
 
-def _word(name: str, value: str, without: str = "") -> str:
+def _checked_value(name: str, value: str, without: str = "") -> str:
     if any(character.isspace() or character in "*?[" + without for character in value):
         raise ConfigError(
             f"{name}={value!r} cannot be an option of docker run in $(…)",

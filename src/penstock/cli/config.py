@@ -199,19 +199,19 @@ def _settings(document: Document, config: Any) -> Iterator[Setting]:
             for index, inner in enumerate(value):
                 yield from settings(inner, (*location, index))
         else:
-            yield Setting(location, _plain(value, location, document), _origin(document, location, value))
+            yield Setting(location, _as_configured(value, location, document), _origin(document, location, value))
 
     return settings(config.model_dump(), ())
 
 
-def _plain(value: object, location: Location, document: Document) -> object:
+def _as_configured(value: object, location: Location, document: Document) -> object:
     """A value as in a configuration file; secrets are hidden, but not the names of files that contain them."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, set | frozenset | tuple | list):
-        return [_plain(each, location, document) for each in value]
+        return [_as_configured(each, location, document) for each in value]
     if isinstance(value, str):
         return _HIDDEN if value and has_secret_name(location) else document.without_secrets(value)
     return value

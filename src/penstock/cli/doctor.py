@@ -78,9 +78,9 @@ def doctor(
 
     def check() -> Iterator[CheckResult]:
         yield from diagnose(file, flags, environment, addresses=api is None)
-        yield from _of_spark()
+        yield from _spark_checks()
         if api is not None:
-            yield from _of_node(api)
+            yield from _node_checks(api)
 
     findings: list[CheckResult] = []
     for finding in check():
@@ -110,7 +110,7 @@ def _print(finding: CheckResult, *, as_json: bool) -> None:
         out(fold(f"{'':9}do:  ", escape(finding.do)) + "\n")
 
 
-def _of_spark() -> Iterator[CheckResult]:
+def _spark_checks() -> Iterator[CheckResult]:
     """The findings about the Spark of this environment, with which pipelines run; none if it is not installed."""
     if find_spec("pyspark") is None:
         return
@@ -177,7 +177,7 @@ def _node(file: Path | None, flags: dict[str, str | None], node: NodeOptions) ->
     return None if running_node(data_dir) is None else replace(node, http=None, data_dir=data_dir).connect()
 
 
-def _of_node(node: NodeApi) -> Sequence[CheckResult]:
+def _node_checks(node: NodeApi) -> Sequence[CheckResult]:
     """The findings of the node about itself."""
     from penstock.console.snapshots import Overview
     from penstock.node.doctor import CheckResult, Level

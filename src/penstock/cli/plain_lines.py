@@ -88,7 +88,7 @@ def read(args: Sequence[str], environment: Mapping[str, str]) -> Callable[[], in
     if command is None:
         return None
     try:
-        values = _values([_plain(each) for each in parameters_of(command)], args[2:], environment)
+        values = _values([_plain_parameter(each) for each in parameters_of(command)], args[2:], environment)
     except ValueError:
         return None
     return partial(_call, command, values)
@@ -101,7 +101,7 @@ def _call(command: Command, values: Mapping[str, Any]) -> int:
     return command(**values) or 0
 
 
-def _plain(parameter: Parameter) -> _PlainParameter:
+def _plain_parameter(parameter: Parameter) -> _PlainParameter:
     annotation, *descriptions = get_args(parameter.annotation)
     if len(descriptions) != 1 or not isinstance(descriptions[0], Description):
         raise _NotPlainError(parameter.name)

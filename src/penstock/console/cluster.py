@@ -47,14 +47,14 @@ class ClusterViews:
 
 def cluster_reasons(state: ClusterSnapshot) -> tuple[Reason, ...]:
     """Return what needs attention in a cluster, with the next action."""
-    return (*_of_nodes(state), *_of_etcd(state))
+    return (*_node_reasons(state), *_etcd_reasons(state))
 
 
 def _reason(severity: Severity, code: str, what: str, why: str | None, hint: str) -> Reason:
     return Reason(severity, "cluster", code, what, why, hint)
 
 
-def _of_nodes(state: ClusterSnapshot) -> Iterator[Reason]:
+def _node_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
     if state.active is None:
         yield _reason(
             Severity.PROBLEM, "no_active", "no node is active", "no node was elected, so clients are refused",
@@ -91,7 +91,7 @@ def _of_nodes(state: ClusterSnapshot) -> Iterator[Reason]:
         )  # fmt: skip
 
 
-def _of_etcd(state: ClusterSnapshot) -> Iterator[Reason]:
+def _etcd_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
     for member in state.etcd:
         if member.problem is not None:
             yield _reason(

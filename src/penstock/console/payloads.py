@@ -152,7 +152,7 @@ def _reference(*_: object) -> object:
 def _as_json(value: Any, data: bytes) -> str:
     """Return ``value``, which was decoded from ``data``, as JSON. Raises ValueError if it is too large."""
     budget = _Budget(MAX_VALUES, _MAX_GROWTH * max(len(data), MAX_PAYLOAD_BYTES))
-    return json.dumps(_plain(value, budget), ensure_ascii=False)
+    return json.dumps(_json_value(value, budget), ensure_ascii=False)
 
 
 @dataclass(slots=True)
@@ -174,14 +174,14 @@ class _Budget:
         return text
 
 
-def _plain(value: Any, budget: _Budget, depth: int = 0) -> Any:
+def _json_value(value: Any, budget: _Budget, depth: int = 0) -> Any:
     budget.spend(depth)
     if isinstance(value, dict):
-        return {budget.text(str(key)): _plain(each, budget, depth + 1) for key, each in value.items()}
+        return {budget.text(str(key)): _json_value(each, budget, depth + 1) for key, each in value.items()}
     if isinstance(value, msgpack.ExtType):
         return budget.text(f"ext({value.code}) h'{value.data.hex()}'")
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each, budget, depth + 1) for each in value]
+        return [_json_value(each, budget, depth + 1) for each in value]
     if isinstance(value, bytes):
         return budget.text(f"h'{value.hex()}'")
     return value if isinstance(value, int | float) or value is None else budget.text(str(value))

@@ -130,14 +130,14 @@ class _Range:
             read = store.read(
                 self.partition, self.start, end=self.stop, max_bytes=READ_BYTES, max_messages=READ_RECORDS
             )
-            self._take(read.offsets, read.messages)
+            self._buffer_messages(read.offsets, read.messages)
             self.damaged += len(read.damaged)
             self.start = max(read.next_offset, self.start)
             return
         begin = at = self._before()
         while at < self.stop:
             read = store.read(self.partition, at, end=self.stop, max_bytes=READ_BYTES)
-            self._take(read.offsets, read.messages)
+            self._buffer_messages(read.offsets, read.messages)
             self.damaged += len(read.damaged)
             at = read.next_offset
         self.buffer.reverse()
@@ -163,7 +163,7 @@ class _Range:
             most = max(most, 1)
         return begin
 
-    def _take(self, offsets: Sequence[int], messages: Sequence[bytes]) -> None:
+    def _buffer_messages(self, offsets: Sequence[int], messages: Sequence[bytes]) -> None:
         if not offsets:
             return
         joined = b"".join(messages)

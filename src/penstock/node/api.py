@@ -187,15 +187,15 @@ class _Api:
     # MQTT
 
     async def clients(self, request: Request, _caller: Caller) -> object:
-        return await _there(self._console.mqtt).clients(_query(request), request.query_params.get("state", ""))
+        return await _available(self._console.mqtt).clients(_query(request), request.query_params.get("state", ""))
 
     async def client(self, request: Request, _caller: Caller) -> object:
         name = request.path_params["name"]
-        return _known(_there(self._console.mqtt).client(name), f"client {name!r} has no session")
+        return _known(_available(self._console.mqtt).client(name), f"client {name!r} has no session")
 
     async def disconnect(self, request: Request, caller: Caller) -> object:
         name = request.path_params["name"]
-        found = _known(_there(self._console.mqtt).client(name), f"client {name!r} has no session").client
+        found = _known(_available(self._console.mqtt).client(name), f"client {name!r} has no session").client
         dry_run = _flag(request, "dry_run")
         if found.connected and not dry_run:
             await self._access.record("disconnect_client", caller, {"client_id": name})
@@ -219,7 +219,7 @@ class _Api:
         return {"levels": levels()}
 
     async def reload(self, _request: Request, caller: Caller) -> object:
-        reload = _there(self._reload)
+        reload = _available(self._reload)
         try:
             found = reload()
         except PenstockError as error:
@@ -229,16 +229,16 @@ class _Api:
         return found
 
     async def subscriptions(self, request: Request, _caller: Caller) -> object:
-        return await _there(self._console.mqtt).subscriptions(_query(request))
+        return await _available(self._console.mqtt).subscriptions(_query(request))
 
     async def retained(self, request: Request, _caller: Caller) -> object:
-        return await _there(self._console.mqtt).retained(_query(request), request.query_params.get("filter", "#"))
+        return await _available(self._console.mqtt).retained(_query(request), request.query_params.get("filter", "#"))
 
     async def retained_message(self, request: Request, caller: Caller) -> object:
         topic = request.path_params["name"]
         if (granted := self._granted(caller)) is not None and not granted.may_receive(topic):
             raise ApiFailure(403, "forbidden", f"user {caller.user!r} may not receive topic {topic!r}", _POLICY)
-        _there(self._console.mqtt)
+        _available(self._console.mqtt)
         found = _known(self._server.broker.retained.get(topic), f"topic {topic!r} has no retained message")
         await self._access.record("read_retained", caller, {"topic": topic})
         at = time.time() * 1000 - (self._server.now() - found.accepted_at)
@@ -246,21 +246,21 @@ class _Api:
         return message_snapshot(publish, round(at), schemas=self._clients.schemas)
 
     async def messages(self, request: Request, caller: Caller) -> object:
-        _there(self._console.mqtt)
+        _available(self._console.mqtt)
         topic_filter, text = request.query_params.get("filter", ""), request.query_params.get("q", "")
         subscription = await _carried_out(self._clients.subscribe(_acting(caller), topic_filter, text))
         await self._access.record("subscribe", caller, {"filter": topic_filter, "q": text})
         return _LinesResponse(subscription)
 
     async def topic_tree(self, request: Request, caller: Caller) -> object:
-        _there(self._console.mqtt)
+        _available(self._console.mqtt)
         topic_filter = request.query_params.get("filter", "#")
         subscription = await _carried_out(self._clients.subscribe_topics(_acting(caller), topic_filter))
         await self._access.record("subscribe", caller, {"filter": topic_filter, "topics": True})
         return _LinesResponse(subscription)
 
     async def publish(self, request: Request, caller: Caller) -> object:
-        _there(self._console.mqtt)
+        _available(self._console.mqtt)
         params = request.query_params
         topic, qos, retain = params.get("topic", ""), number_of(request, "qos", 1, 0, 2), _flag(request, "retain")
         payload = await body_of(request, _MAX_PAYLOAD, "the payload")
@@ -275,7 +275,7 @@ class _Api:
     # State store
 
     async def key_versions(self, request: Request, caller: Caller) -> object:
-        _there(self._console.statestore)
+        _available(self._console.statestore)
         name, key = _key_of(request)
         rows, ends = await _carried_out(self._clients.versions(_acting(caller), key))
         if not rows:
@@ -284,7 +284,7 @@ class _Api:
         return {"rows": rows, "ends": ends}
 
     async def key_changes(self, request: Request, caller: Caller) -> object:
-        views = _there(self._console.statestore)
+        views = _available(self._console.statestore)
         asked = {name: request.query_params[name] for name in ("key", "prefix") if request.query_params.get(name)}
         if len(asked) != 1:
             raise LocalProtocolError("key-changes needs a key or a prefix", do="add ?key=KEY or ?prefix=PREFIX")
@@ -296,7 +296,7 @@ class _Api:
         return _LinesResponse(observation)
 
     async def set_key(self, request: Request, caller: Caller) -> object:
-        _there(self._console.statestore)
+        _available(self._console.statestore)
         (name, key), params = _key_of(request), request.query_params
         ttl_ms = number_of(request, "ttl_ms", 0) or None
         value = await body_of(request, _MAX_PAYLOAD, "the value")
@@ -311,7 +311,7 @@ class _Api:
         return {"key": name, "bytes": len(value)}
 
     async def delete_key(self, request: Request, caller: Caller) -> object:
-        _there(self._console.statestore)
+        _available(self._console.statestore)
         (name, key), version = _key_of(request), request.query_params.get("version", "")
         await _carried_out(
             self._clients.delete_key(_acting(caller), key, version=version, fencing_token=_token(request))
@@ -320,7 +320,7 @@ class _Api:
         return {"key": name, "deleted": True}
 
     async def keys(self, request: Request, caller: Caller) -> object:
-        views = _there(self._console.statestore)
+        views = _available(self._console.statestore)
         query = _query(request)
         prefix, values = request.query_params.get("prefix", ""), _flag(request, "values")
         page = await views.keys(query, pattern_of(prefix, query.text), values=values)
@@ -336,18 +336,18 @@ class _Api:
         name, key = _key_of(request)
         if (granted := self._granted(caller)) is not None and not granted.may_read(key):
             raise ApiFailure(403, "forbidden", f"user {caller.user!r} may not read key {name!r}", _POLICY)
-        found = _known(_there(self._console.statestore).key(key), f"key {name!r} does not exist")
+        found = _known(_available(self._console.statestore).key(key), f"key {name!r} does not exist")
         await self._access.record("read_values", caller, {"key": name})
         return found
 
     # TubeMQ
 
     async def topics(self, request: Request, _caller: Caller) -> object:
-        return await _there(self._console.tube).topics(_query(request))
+        return await _available(self._console.tube).topics(_query(request))
 
     async def topic(self, request: Request, caller: Caller) -> object:
         name = request.path_params["name"]
-        found = await _there(self._console.tube).topic(name)
+        found = await _available(self._console.tube).topic(name)
         return _without_ids(as_json(_known(found, f"topic {name!r} is not on this node")), caller)
 
     async def records(self, request: Request, caller: Caller) -> object:
@@ -367,7 +367,7 @@ class _Api:
             limit=_limit(request),
             whole="format" in params,
         )
-        found = await _there(self._console.tube).browser.records(name, query)
+        found = await _available(self._console.tube).browser.records(name, query)
         found = _known(found, f"topic {name!r} is not on this node")
         chosen = {"topic": name, "from": start, "at": query.at, "partition": partition, **wanted}
         parameters = {each: value for each, value in chosen.items() if value}
@@ -377,7 +377,7 @@ class _Api:
     async def record(self, request: Request, caller: Caller) -> object:
         name, partition, offset = (request.path_params[each] for each in ("name", "partition", "offset"))
         self._check_records(name, caller)
-        found = _there(self._console.tube).browser.record(name, partition, offset)
+        found = _available(self._console.tube).browser.record(name, partition, offset)
         found = _known(found, f"topic {name!r} has no record at offset {offset} of partition {partition}")
         await self._access.record("read_records", caller, {"topic": name, "partition": partition, "offset": offset})
         return found
@@ -401,14 +401,14 @@ class _Api:
         await self._access.record(method, caller, parameters)
 
     async def brokers(self, request: Request, _caller: Caller) -> object:
-        return await _there(self._console.tube).brokers(_query(request))
+        return await _available(self._console.tube).brokers(_query(request))
 
     async def groups(self, request: Request, _caller: Caller) -> object:
-        return await _there(self._console.tube).groups(_query(request))
+        return await _available(self._console.tube).groups(_query(request))
 
     async def group(self, request: Request, caller: Caller) -> object:
         name = request.path_params["name"]
-        found = await _there(self._console.tube).group(name)
+        found = await _available(self._console.tube).group(name)
         return _without_ids(as_json(_known(found, f"group {name!r} has neither members nor offsets")), caller)
 
     async def reset(self, request: Request, caller: Caller) -> object:
@@ -417,7 +417,7 @@ class _Api:
         partition = number_of(request, "partition", 0) if request.query_params.get("partition") else None
         only = {key: value for key, value in (("topic", topic), ("partition", partition)) if value is not None}
         try:
-            found = await _there(self._console.tube).reset(
+            found = await _available(self._console.tube).reset(
                 name, to, dry_run=dry_run, topic=topic, partition=partition,
                 expected=request.query_params.get("digest") or None,
             )  # fmt: skip
@@ -435,16 +435,16 @@ class _Api:
     # Pipelines
 
     async def pipelines(self, request: Request, _caller: Caller) -> object:
-        return await _there(self._console.pipelines).pipelines(_query(request))
+        return await _available(self._console.pipelines).pipelines(_query(request))
 
     async def pipeline(self, request: Request, _caller: Caller) -> object:
         name = request.path_params["name"]
         return _known(
-            _there(self._console.pipelines).pipeline(name), f"pipeline {name!r} has no status in the state store"
+            _available(self._console.pipelines).pipeline(name), f"pipeline {name!r} has no status in the state store"
         )
 
     async def dead_letters(self, request: Request, _caller: Caller) -> object:
-        name, views = self._managed(request), _there(self._console.pipelines)
+        name, views = self._managed(request), _available(self._console.pipelines)
         before = views.pipeline(name)
         rows = (await self._dead_letter_command(name, "list", ["--all"])).rows
         views.count_letters(before, sum(row.get("open", 0) + row.get("corrected", 0) for row in rows))
@@ -761,7 +761,7 @@ def _csv_cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
 
 
-def _there(view: Any) -> Any:
+def _available(view: Any) -> Any:
     if view is None:
         raise ApiFailure(503, "starting", _STARTING, "wait until /readyz returns 200")
     return view

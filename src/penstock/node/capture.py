@@ -282,11 +282,11 @@ class ChangeCapture:
         if run:
             self._append(self._topic, self._partition, run, self._done)
         elif self._backlog.is_behind:
-            self._read(self._backlog.ask(), self._found)
+            self._read(self._backlog.ask(), self._add_page)
         else:
             self._busy = False
 
-    def _found(self, page: LogPage | StorageError) -> None:
+    def _add_page(self, page: LogPage | StorageError) -> None:
         if isinstance(page, StorageError):
             self._fail(page, "the log of the state store cannot be read; its changes wait")
             return

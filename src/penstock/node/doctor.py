@@ -89,7 +89,7 @@ def diagnose(
         check_extras(config)
         ends = {} if config.creates_files else NodeSecurity(config).check_certificates()
     except PenstockError as error:
-        yield _of_error(Level.PROBLEM, "configuration", error)
+        yield _failed_check(Level.PROBLEM, "configuration", error)
         return
     missing = missing_files(config.pipelines)
     files = (
@@ -98,8 +98,8 @@ def diagnose(
         else "and the files that it names can be read"
     )
     yield CheckResult(Level.OK, "configuration", "valid" if missing else f"valid, {files}")
-    yield from (_of_error(Level.WARNING, "configuration", error) for error in missing)
-    yield from (_of_error(Level.WARNING, "certificates", warning) for warning in expiring(ends, time.time()))
+    yield from (_failed_check(Level.WARNING, "configuration", error) for error in missing)
+    yield from (_failed_check(Level.WARNING, "certificates", warning) for warning in expiring(ends, time.time()))
     if config.durability is not Durability.DURABLE:
         yield CheckResult(
             Level.WARNING,
@@ -128,7 +128,7 @@ def mount_of(path: Path, mounts: str) -> tuple[str, str]:
     return best
 
 
-def _of_error(level: Level, part: str, error: PenstockError) -> CheckResult:
+def _failed_check(level: Level, part: str, error: PenstockError) -> CheckResult:
     return CheckResult(level, part, error.what, error.why, error.do)
 
 

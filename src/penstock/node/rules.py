@@ -284,7 +284,7 @@ class RuleService(Service):
             self.stats.waiting -= 1
             _, item = heappop(self._waiting)
             self._forget(item)
-            self._end(item.message, "the node is shutting down")
+            self._disconnect(item.message, "the node is shutting down")
 
     def _submit(self, item: _Item) -> None:
         try:
@@ -420,7 +420,7 @@ class RuleService(Service):
         if isinstance(error, RefusedError | LocalProtocolError):
             self._refuse(message, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, error.what)
         else:
-            self._end(message, error.what)
+            self._disconnect(message, error.what)
 
     def _refuse(self, message: Inbound, code: ReasonCode, reason: str) -> None:
         if message.publish.qos == 0 or message.connection is None:
@@ -434,7 +434,7 @@ class RuleService(Service):
         else:
             message.settle(code, reason)
 
-    def _end(self, message: Inbound, reason: str) -> None:
+    def _disconnect(self, message: Inbound, reason: str) -> None:
         """Close the connection without a response, so that the publisher sends the message again."""
         if message.publish.qos == 0 or message.connection is None:
             self.stats.dropped += 1

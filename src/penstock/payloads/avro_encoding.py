@@ -43,24 +43,24 @@ def _writer(kind: AvroType) -> _Write:
     null = kind.null
     if null is None:
 
-        def of_value(out: bytearray, value: Any) -> None:
+        def write_branch(out: bytearray, value: Any) -> None:
             if value is None:
                 raise ValueError("it is null, which the schema does not permit")
             if kind.branches:
                 out.append(0)
             write(out, value)
 
-        return of_value
-    of_null, of_other = (0, 2) if null == 0 else (2, 0)  # indexes of a union of two types, as a long
+        return write_branch
+    null_branch, value_branch = (0, 2) if null == 0 else (2, 0)  # indexes of a union of two types, as a long
 
-    def of_union(out: bytearray, value: Any) -> None:
+    def write_union(out: bytearray, value: Any) -> None:
         if value is None:
-            out.append(of_null)
+            out.append(null_branch)
         else:
-            out.append(of_other)
+            out.append(value_branch)
             write(out, value)
 
-    return of_union
+    return write_union
 
 
 def _value_writer(kind: AvroType) -> _Write:

@@ -335,21 +335,21 @@ def _sized(data: bytes) -> bytes:
 
 def _as_text(kind: AvroType, path: str, found: list[object]) -> str | None:
     """Return the values of a new field as text: a text as it is, bytes in base64, other values in JSON."""
-    values = [_plain(kind, value) for value in found]
+    values = [_json_value(kind, value) for value in found]
     value = values if "[]" in path else values[-1]
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _plain(kind: AvroType, value: Any) -> Any:
+def _json_value(kind: AvroType, value: Any) -> Any:
     """Return ``value``, as functions return it that read ``kind``, for JSON."""
     if value is None:
         return None
     if kind.kind == "record":
-        return {each.name: _plain(each.type, value[each.name]) for each in kind.fields}
+        return {each.name: _json_value(each.type, value[each.name]) for each in kind.fields}
     if kind.items is not None:
         if kind.kind == "array":
-            return [_plain(kind.items, each) for each in value]
-        return {name: _plain(kind.items, each) for name, each in value}
+            return [_json_value(kind.items, each) for each in value]
+        return {name: _json_value(kind.items, each) for name, each in value}
     if kind.logical == "date":
         return (date(1970, 1, 1) + timedelta(days=value)).isoformat()
     if kind.logical in (*_INSTANTS, *_LOCAL_TIMES):

@@ -68,7 +68,7 @@ class Catalyst:
 
     def with_argument(self, plan: Any, position: int, part: Any) -> Any:
         """Return ``plan`` with the constructor argument at ``position`` replaced; the arity depends on the version."""
-        parts = list(_all(plan.productIterator()))
+        parts = list(_scala_items(plan.productIterator()))
         parts[position] = part
         return self.rebuilt(plan, parts)
 
@@ -131,10 +131,10 @@ def class_name(expression: Any) -> str:
 
 def scala_items(sequence: Any) -> Iterator[Any]:
     """Yield the elements of a Scala sequence."""
-    return _all(sequence.iterator())
+    return _scala_items(sequence.iterator())
 
 
-def _all(iterator: Any) -> Iterator[Any]:
+def _scala_items(iterator: Any) -> Iterator[Any]:
     while iterator.hasNext():
         yield iterator.next()
 

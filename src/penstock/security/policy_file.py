@@ -99,7 +99,7 @@ class Principals(_PolicySection):
     )
 
     @model_validator(mode="after")
-    def _somebody(self) -> Principals:
+    def _check_principals(self) -> Principals:
         if not any((self.anonymous, self.clientIds, self.usernames, self.certificates, self.groups, self.attributes)):
             raise ValueError(
                 "expected at least one list that is not empty, or `anonymous: true`; `clientIds: ['*']` is every client"

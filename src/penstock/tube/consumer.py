@@ -327,13 +327,13 @@ class Consumer:
         Raises:
             UnavailableError: no master answers. RefusedError: the master refuses.
         """
-        balanced = self._of_client_balance()
+        balanced = self._client_balance()
         await self._session.ask_metadata(balanced)
         return balanced.partitions()
 
     async def assign(self, partitions: Iterable[str] | None) -> None:
         """With ``balance="client"``: hold these partitions (keys); None: this member's share of all."""
-        balanced = self._of_client_balance()
+        balanced = self._client_balance()
         balanced.assigned = None if partitions is None else frozenset(partitions)
         self._session.wake()
 
@@ -416,7 +416,7 @@ class Consumer:
             do="confirm() after the last message of a batch (batches() shows where it ends), or use auto_confirm=True",
         )
 
-    def _of_client_balance(self) -> ClientBalance:
+    def _client_balance(self) -> ClientBalance:
         if self._self_balanced is None:
             raise LocalProtocolError(
                 "tube: the master assigns the partitions of this consumer",

@@ -146,7 +146,7 @@ def _condition(text: str) -> _Condition:
                 path.append(int(step["index"]) if step["index"] else step["name"])
         if at == len(names) and (path or found["path"] == "$"):
             word = found["value"] or ""
-            return _Condition(tuple(path), found["operator"] or "", _value(word), _word(word))
+            return _Condition(tuple(path), found["operator"] or "", _value(word), _unquoted(word))
     raise LocalProtocolError(
         f"{text[:80]!r} is not a path in JSON with a comparison",
         do='write for example temperature.value > 21.5, items[0].id = "a", or error',
@@ -160,7 +160,7 @@ def _value(word: str) -> object:
         return word
 
 
-def _word(word: str) -> str:
+def _unquoted(word: str) -> str:
     value = _value(word)
     return value if isinstance(value, str) else word
 

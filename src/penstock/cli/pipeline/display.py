@@ -69,7 +69,7 @@ class LineRunDisplay:
             case "progress":
                 self._progress(event["sinks"])
             case _:
-                for line in _words(event):
+                for line in _event_lines(event):
                     self._note(line)
 
     def note_dead(self, event: Event) -> None:
@@ -246,7 +246,7 @@ def _shared(event: Event) -> Iterator[str]:
         yield f"pipeline {event['pipeline']}: queries {text}"
 
 
-def _words(event: Event) -> Iterator[str]:
+def _event_lines(event: Event) -> Iterator[str]:
     """Format an event as lines."""
     match event["event"]:
         case "starting":

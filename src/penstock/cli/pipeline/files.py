@@ -180,7 +180,7 @@ def init(
         if path.exists():
             raise ConfigError(f"{path} exists already", option="file", do="name another file")
     named = name or _named_after(file.absolute().parent)
-    text, case = _example(file, named, source) if topic is None else _of_topic(file, named, topic, master)
+    text, case = _example(file, named, source) if topic is None else _pipeline_of_topic(file, named, topic, master)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -209,7 +209,7 @@ def _example(file: Path, name: str, source: Source) -> tuple[str, str]:
     return text, _CASES.format(file=file, name=name, good=_GOOD.get(source, _GOOD_JSON))
 
 
-def _of_topic(file: Path, name: str, topic: str, master: MasterOptions) -> tuple[str, str]:
+def _pipeline_of_topic(file: Path, name: str, topic: str, master: MasterOptions) -> tuple[str, str]:
     """Return the text of a pipeline that writes the records of ``topic`` to a table, and that of its test cases.
 
     Raises:

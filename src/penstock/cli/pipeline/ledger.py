@@ -270,7 +270,7 @@ def _note_run(found: PipelineStatus, state: StoragePath, prefix: str) -> None:
     if run is not None and record is not None and record.why:
         note(f"{prefix}the run continues without a sink: {record.why}")
     if run is None and record is not None:
-        note(f"{prefix}the last one, run {record.run} on {record.host}: {_end(record)}")
+        note(f"{prefix}the last one, run {record.run} on {record.host}: {_end_of_run(record)}")
 
 
 def _shown_sums(rows: list[dict[str, Any]]) -> list[str]:
@@ -278,7 +278,7 @@ def _shown_sums(rows: list[dict[str, Any]]) -> list[str]:
     return [name for name in _SUMS if name != "exploded" or any(row[name] for row in rows)]
 
 
-def _end(record: RunRecord) -> str:
+def _end_of_run(record: RunRecord) -> str:
     if record.state == "running":
         return f"ended without a record, last seen {record.at or record.since}"
     return f"{record.state} {record.at}" + (f": {record.why}" if record.why else "")
@@ -491,7 +491,7 @@ def _to_redrive(
 
     states = letter_states(path)
     found = _chosen(list(letters(path)), pipeline, step, only)
-    made = _made_in_steps(pipeline)
+    made = _derived_rows(pipeline)
     wanted = [letter for letter in found if letter.source not in made]
     for kind, reason in _NOT_SENT.items():
         kept = sum(made.get(letter.source) == kind for letter in found)
@@ -533,7 +533,7 @@ def dead_correct(
     payload = input_bytes("pipeline dead-letter correct", "TEXT", value, value_file)
     path, pipeline = _dead_letters(file)
     chosen = _chosen(list(letters(path)), pipeline, None, [one])
-    made = _made_in_steps(pipeline)
+    made = _derived_rows(pipeline)
     if all(letter.source in made for letter in chosen):
         raise ConfigError(
             f"the letter {one!r} is a {made[chosen[0].source]}, which has no source record",
@@ -663,7 +663,7 @@ def _report_changed(count: int, state: LetterState, *, dry_run: bool = False, as
 
 def _place(letter: DeadLetter, pipeline: Pipeline) -> str:
     """Return the position of the record in its source."""
-    kind = _made_in_steps(pipeline).get(letter.source)
+    kind = _derived_rows(pipeline).get(letter.source)
     if kind is not None:
         return f"{kind} of {letter.source}"
     source = pipeline.inputs.get(letter.source)
@@ -684,7 +684,7 @@ _NOT_SENT = {
 """Rows that steps make, and why their dead letters are not sent again."""
 
 
-def _made_in_steps(pipeline: Pipeline) -> dict[str, str]:
+def _derived_rows(pipeline: Pipeline) -> dict[str, str]:
     """Return the steps whose own rows may be dead letters, with the step as source, and what these rows are."""
     kinds = {"window": "window", "join": "joined row"}
     return {step.name: kinds[step.kind] for step in pipeline.steps if step.kind in kinds}

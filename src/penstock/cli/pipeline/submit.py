@@ -332,7 +332,7 @@ def submit(
             # Otherwise Spark uses python3 on PATH, or the path for executors.
             driver_python=sys.executable,
             java_options=quiet_java_options("", "FATAL"),
-            arguments=_of_run(state_dir, metrics, traces, once=once, as_json=as_json and not dry_run),
+            arguments=_run_options(state_dir, metrics, traces, once=once, as_json=as_json and not dry_run),
             files=files,
         )
     )
@@ -365,7 +365,7 @@ def _request(
     from penstock.pipelines.spec.loader import load
 
     variables, spark_conf = _variables(env), options_of_spark(conf)
-    pipeline = load(file, {**os.environ, **_of_secrets(spark_conf), **variables})
+    pipeline = load(file, {**os.environ, **_secret_variables(spark_conf), **variables})
     if deploy_mode not in {"client", "cluster"}:
         raise ConfigError(
             f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", do="choose client or cluster"
@@ -432,7 +432,7 @@ def package(
             archive=str(target),
             driver_python=f"{ENVIRONMENT}/bin/python",
             java_options=f"-Dlog4j2.configurationFile={_LOG_SETTINGS} -Dpenstock.spark.logLevel=FATAL",
-            arguments=_of_run(state_dir, metrics, traces, once=once, as_json=as_json),
+            arguments=_run_options(state_dir, metrics, traces, once=once, as_json=as_json),
             is_packaged=True,
         )
     )
@@ -472,7 +472,9 @@ def package(
 _LOG_SETTINGS = f"{ENVIRONMENT}/packages/penstock/spark/log4j2.properties"
 
 
-def _of_run(state_dir: str | None, metrics: str | None, traces: str | None, *, once: bool, as_json: bool) -> list[str]:
+def _run_options(
+    state_dir: str | None, metrics: str | None, traces: str | None, *, once: bool, as_json: bool
+) -> list[str]:
     """Return the options of `run` for the command line."""
     options = ["--state-dir", state_dir] if state_dir is not None else []
     options += ["--once"] if once else []
@@ -493,7 +495,7 @@ def _bucket_of(state_dir: str | None, variables: Mapping[str, str]) -> ObjectPat
     return found
 
 
-def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
+def _secret_variables(conf: dict[str, str]) -> dict[str, str]:
     """Return the variables that Kubernetes sets from its secrets, with a placeholder as value."""
     start = "spark.kubernetes.driver.secretKeyRef."
     return {name.removeprefix(start): "secret" for name in conf if name.startswith(start)}

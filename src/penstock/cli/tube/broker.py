@@ -212,7 +212,7 @@ def run_command(
         _address("--tube-broker", tube_broker),
         _address("--tube-broker-http", tube_broker_http),
         None if tube_broker_advertise is None else _address("--tube-broker-advertise", tube_broker_advertise),
-        _word("--durability", durability, Durability),
+        _choice("--durability", durability, Durability),
         wait,
         passwords,
         policies,
@@ -228,7 +228,7 @@ def run_command(
         section.consumer_session_s,
         tube_limits(section.limits),
     )
-    level = _word("--log-level", log_level, LogLevel)
+    level = _choice("--log-level", log_level, LogLevel)
     run_broker(settings, log_level=level, on_ready=lambda ready: _show(ready, as_json=as_json))
 
 
@@ -306,7 +306,7 @@ def _address(option: str, text: str) -> Address:
         raise ConfigError(f"{option}: got {text!r}", option=option, why=str(error), do="write HOST:PORT") from error
 
 
-def _word(option: str, text: str, words: type[W]) -> W:
+def _choice(option: str, text: str, words: type[W]) -> W:
     if text not in set(words):
         *others, last = words
         raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write {', '.join(others)} or {last}")
@@ -333,7 +333,7 @@ def _durability_of_topic(text: str) -> tuple[str, Durability]:
         raise ConfigError(
             f"{option}: got {text!r}", option=option, do="write a topic and its durability: metrics=memory"
         )
-    return topic, _word(option, word, Durability)
+    return topic, _choice(option, word, Durability)
 
 
 def _show(ready: ReadyBroker, *, as_json: bool) -> None:

@@ -60,7 +60,7 @@ def groups_list(tube: TubeConnectionOptions, as_json: Json = False) -> None:
         found["members"] = int(entry["consumerNum"])
         found["topics"] |= set(entry["topicSet"])
     unavailable: list[int] = []
-    rows_of = tube.ask_each(_asking(tube, None, None), unavailable)
+    rows_of = tube.ask_each(_offsets_query(tube, None, None), unavailable)
     for broker, answer in rows_of:
         for entry in answer.groups:
             found = group(entry["groupName"])
@@ -228,7 +228,7 @@ class PartitionOffsets(NamedTuple):
 def offsets_list(group: Group, tube: TubeConnectionOptions, topic: OnlyTopic = None, as_json: Json = False) -> None:
     """List the committed offset of GROUP in every partition, with the first and end offset that are stored."""
     unavailable: list[int] = []
-    rows_of = tube.ask_each(_asking(tube, group, topic), unavailable)
+    rows_of = tube.ask_each(_offsets_query(tube, group, topic), unavailable)
     rows: list[dict[str, Cell]] = [
         {**_place(s), "offset": s.offset, "first": s.first, "end": s.end}
         for s in _group_offsets(group, topic, rows_of, unavailable)
@@ -280,7 +280,7 @@ def offsets_reset(
     where = None if to is None else parse_offset(to, "--to")
     saved = {} if file is None else _saved(file)
     parts = [parse_part(text) for text in partition or ()]
-    ask = _asking(tube, group, topic)
+    ask = _offsets_query(tube, group, topic)
     rows_of = [(broker, ask(broker)) for broker in tube.brokers()]  # all must respond: no broker may keep its offsets
     offsets = _group_offsets(group, topic, rows_of, (), new=topic is not None or bool(saved))
     targets = [(s, where or saved.get(s.place)) for s in offsets if _chosen(s, parts)]
@@ -404,7 +404,7 @@ def lag(
 
     def look() -> list[dict[str, Cell]]:
         unavailable.clear()
-        rows_of = tube.ask_each(_asking(tube, group, topic), unavailable)
+        rows_of = tube.ask_each(_offsets_query(tube, group, topic), unavailable)
         names = _groups(rows_of) if group is None else [group]
         with tube.readers() as reader:
             return [
@@ -467,7 +467,9 @@ def _groups(rows_of: Iterable[tuple[BrokerRow, AdminRows]]) -> list[str]:
     return sorted({entry["groupName"] for _, rows in rows_of for entry in rows.groups if entry["subInfo"]})
 
 
-def _asking(tube: TubeConnectionOptions, group: str | None, topic: str | None) -> Callable[[BrokerRow], AdminRows]:
+def _offsets_query(
+    tube: TubeConnectionOptions, group: str | None, topic: str | None
+) -> Callable[[BrokerRow], AdminRows]:
     narrowed = {} if topic is None else {"topicName": topic}
     named = {} if group is None else {"groupName": group}
 

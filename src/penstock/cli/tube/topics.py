@@ -260,12 +260,12 @@ def delete_topic(
             there = {"brokerId": ",".join(map(str, ids))} if ids != [_EVERY] else {}
             tube.call(method, {**common, **parameters, **there})
     until = time.monotonic() + _REMOVED_S
-    while not (gone := _gone(tube, topic, None if everywhere else states)) and time.monotonic() < until:
+    while not (gone := _is_deleted(tube, topic, None if everywhere else states)) and time.monotonic() < until:
         time.sleep(_POLL_S)
     return gone
 
 
-def _gone(tube: TubeConnectionOptions, topic: str, brokers: Iterable[int] | None) -> bool:
+def _is_deleted(tube: TubeConnectionOptions, topic: str, brokers: Iterable[int] | None) -> bool:
     """Return True if these brokers no longer have ``topic``; ``brokers`` None: if the master no longer has it."""
     known = _known(tube, topic) or {}
     return not known if brokers is None else known.keys().isdisjoint(brokers)

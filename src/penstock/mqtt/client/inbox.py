@@ -191,13 +191,13 @@ class Inbox:
             if identifier is not None:
                 self._by_identifier.setdefault(identifier, []).append(stream)
             else:
-                self._streams.set(_plain(topic_filter), owner, stream)
+                self._streams.set(_without_share(topic_filter), owner, stream)
         self._all.append(stream)
 
         def close() -> None:
             for topic_filter, identifier in filters:
                 if identifier is None:
-                    self._streams.remove(_plain(topic_filter), owner)
+                    self._streams.remove(_without_share(topic_filter), owner)
                     continue
                 streams = self._by_identifier.get(identifier, [])
                 if stream in streams:
@@ -285,6 +285,6 @@ class Inbox:
         self._acknowledge(message)
 
 
-def _plain(topic_filter: str) -> str:
+def _without_share(topic_filter: str) -> str:
     """Return the filter without ``$share/name/``."""
     return topic_filter.split("/", 2)[2] if topic_filter.startswith(SHARE_PREFIX) else topic_filter

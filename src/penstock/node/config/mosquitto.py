@@ -248,9 +248,9 @@ class _Converter:
             self._bridge = self._new_bridge(line)
             self._skips = self._bridge is None
         elif (
-            (self._bridge is not None and self._of_bridge(self._bridge, line))
-            or self._of_file(line)
-            or (self._listener is not None and self._of_listener(self._listener, line))
+            (self._bridge is not None and self._bridge_option(self._bridge, line))
+            or self._broker_option(line)
+            or (self._listener is not None and self._listener_option(self._listener, line))
         ):
             pass
         elif option.startswith(("plugin_opt_", "auth_opt_")):
@@ -259,11 +259,11 @@ class _Converter:
             reason = "belongs to a listener or bridge that is left out" if self._skips else "unknown option"
             self._leave_out(line, _REASONS.get(option, reason))
 
-    def _of_file(self, line: _Line) -> bool:
+    def _broker_option(self, line: _Line) -> bool:
         """Convert an option of the whole broker, which may follow any listener or bridge."""
         option, value = line.option, line.value
-        of_listener = {"password_file", "acl_file", "allow_anonymous"}
-        if option in of_listener and self._per_listener and self._listener is None:
+        listener_options = {"password_file", "acl_file", "allow_anonymous"}
+        if option in listener_options and self._per_listener and self._listener is None:
             return False
         if option in {"port", "bind_address"}:
             self._open_default(line)
@@ -320,7 +320,7 @@ class _Converter:
         self._listeners.append(found)
         return found
 
-    def _of_listener(self, listener: _Listener, line: _Line) -> bool:
+    def _listener_option(self, listener: _Listener, line: _Line) -> bool:
         option, value = line.option, line.value
         if option in {"allow_anonymous", "listener_allow_anonymous"}:
             listener.anonymous = _flag(value)
@@ -427,7 +427,7 @@ class _Converter:
         self._bridges.append(found)
         return found
 
-    def _of_bridge(self, bridge: _Bridge, line: _Line) -> bool:
+    def _bridge_option(self, bridge: _Bridge, line: _Line) -> bool:
         option, value = line.option, line.value
         if option in {"address", "addresses"}:
             first, *others = value.split()

@@ -206,7 +206,7 @@ class Ledger:
         newest = max(self._batches(sink), default=None)
         if newest is not None:
             # If it is in a segment since, there are newer ones.
-            return _found(self._path(sink, newest)) or self.last(sink)
+            return _existing_entry(self._path(sink, newest)) or self.last(sink)
         numbers = self._segments(sink)
         return self._segment(sink, max(numbers))[-1] if numbers else None
 
@@ -250,7 +250,7 @@ class Ledger:
 
     def _entries(self, sink: str, batches: Iterable[int], after: int = -1) -> list[LedgerEntry]:
         """Return the entries of the segments after the number ``after``, and of ``batches``, in order."""
-        own = read_each(_found, [self._path(sink, batch) for batch in batches])
+        own = read_each(_existing_entry, [self._path(sink, batch) for batch in batches])
         # Listed after the files of single batches were read: one that was replaced meanwhile is in its segment.
         numbers = [number for number in self._segments(sink) if number > after]
         closed = (entry for number in numbers for entry in self._segment(sink, number))
@@ -348,7 +348,7 @@ def _entry(path: StoragePath) -> LedgerEntry:
     return _entry_of(path, read_json(path))
 
 
-def _found(path: StoragePath) -> LedgerEntry | None:
+def _existing_entry(path: StoragePath) -> LedgerEntry | None:
     """Return the entry in ``path``; None if the file does not exist."""
     with suppress(FileNotFoundError):
         return _entry(path)

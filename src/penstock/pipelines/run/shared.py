@@ -151,11 +151,11 @@ def is_before(behind: Offsets, ahead: Offsets) -> bool:
 
     A partition that only ``ahead`` has would not be read from its start.
     """
-    first, second = _plain(behind), _plain(ahead)
+    first, second = _without_marks(behind), _without_marks(ahead)
     return first.keys() == second.keys() and all(offset <= second[place] for place, offset in first.items())
 
 
-def _plain(offsets: Offsets) -> dict[tuple[str, str], int]:
+def _without_marks(offsets: Offsets) -> dict[tuple[str, str], int]:
     return {
         (stream, name): offset
         for stream, named in offsets.items()

@@ -283,7 +283,7 @@ def _encoded(values: pa.Array[Any], schema: str | ProtobufSchema) -> pa.Array[An
     cannot = _REASON.format("Protobuf" if isinstance(schema, ProtobufSchema) else "Avro")
     found: list[bytes | None] = []
     reasons: list[str | None] = []
-    for row in _rows(values.cast(_plain(values.type))):
+    for row in _rows(values.cast(_numeric_type(values.type))):
         made = reason = None
         if isinstance(row, str):
             reason = f"{cannot}{row}: {_NOT_UTF_8}"
@@ -322,7 +322,7 @@ def _decoded(row: Any) -> dict[str, Any] | str | None:
     return found
 
 
-def _plain(kind: Any) -> Any:
+def _numeric_type(kind: Any) -> Any:
     """Return an Arrow type with numbers instead of times and dates: Python has no times beyond the year 9999."""
     import pyarrow as pa
 
@@ -332,9 +332,9 @@ def _plain(kind: Any) -> Any:
     if types.is_date32(kind):
         return pa.int32()
     if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _plain(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, _numeric_type(field.type)) for field in kind])
     if types.is_map(kind):
-        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+        return pa.map_(_numeric_type(kind.key_type), _numeric_type(kind.item_type))
     if types.is_list(kind):
-        return pa.list_(_plain(kind.value_type))
+        return pa.list_(_numeric_type(kind.value_type))
     return kind

@@ -217,7 +217,7 @@ class Table:
 
     def _committed(self, batch: int) -> Commit | None:
         """Return the commit of ``batch``; None if it is not committed."""
-        own = _found(_commit_path(self.path, self.writer, batch))
+        own = _existing_commit(_commit_path(self.path, self.writer, batch))
         # The segment counts: of two commits of a batch, it has the first one.
         return own if batch > self._closed else self._in_segment(batch) or own
 
@@ -242,7 +242,7 @@ class Table:
                 }
                 for part in (old[start : start + SEGMENT] for start in range(0, len(old), SEGMENT)):
                     paths = [_commit_path(table, self.writer, batch) for batch in part]
-                    found = [commit for path in paths if (commit := _found(path)) is not None]
+                    found = [commit for path in paths if (commit := _existing_commit(path)) is not None]
                     # A crash has left the files of others.
                     new = [commit for commit in found if commit.batch not in closed]
                     if new:
@@ -295,7 +295,7 @@ class Table:
 
 def commits(path: StoragePath) -> list[Commit]:
     """Return the committed batches of the table at ``path``, by writer and batch; empty if there is no table."""
-    own = read_each(_found, [_commit_path(path, writer, batch) for writer, batch in _named(path)])
+    own = read_each(_existing_commit, [_commit_path(path, writer, batch) for writer, batch in _named(path)])
     # Listed after the files were read: a file that was removed meanwhile is in a segment.
     closed = [commit for _, segment in _segments(path) for commit in _segment(segment)]
     by_batch = {(commit.writer, commit.batch): commit for commit in (*own, *closed) if commit is not None}
@@ -562,7 +562,7 @@ def _newest(path: StoragePath, writer: str) -> Commit | None:
     newest = max((batch for of, batch in _named(path) if of == writer), default=None)
     if newest is not None:
         # If it is in a segment since, there are newer ones.
-        return _found(_commit_path(path, writer, newest)) or _newest(path, writer)
+        return _existing_commit(_commit_path(path, writer, newest)) or _newest(path, writer)
     segments = _segments(path, writer)
     return _segment(segments[-1][1])[-1] if segments else None
 
@@ -593,7 +593,7 @@ def _exists(path: StoragePath) -> bool:
     return path.exists()
 
 
-def _found(path: StoragePath) -> Commit | None:
+def _existing_commit(path: StoragePath) -> Commit | None:
     """Return the commit in the file ``path``; None if it does not exist."""
     try:
         return _commit(path)

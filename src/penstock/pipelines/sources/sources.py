@@ -159,7 +159,7 @@ class Sources:
 
         def stream(name: str) -> DataFrame:
             if name not in made:
-                made[name] = self._readers[name].stream(spark, self._input(query, name), _of(name, start))
+                made[name] = self._readers[name].stream(spark, self._input(query, name), _source_offsets(name, start))
             return made[name]
 
         return stream
@@ -172,7 +172,9 @@ class Sources:
         All inputs from a source have the same offsets, because they share a stream.
         """
         found = {
-            name: self._readers[name].batch(spark, self._input(query, name), _of(name, start), _of(name, end))
+            name: self._readers[name].batch(
+                spark, self._input(query, name), _source_offsets(name, start), _source_offsets(name, end)
+            )
             for name in self._names(query)
         }
         if all(rows is None for rows in found.values()):
@@ -188,14 +190,18 @@ class Sources:
     def count(self, query: str, start: Offsets, end: Offsets) -> int:
         """Return the number of records of all inputs in ``[start, end)``, counted by the sources."""
         return sum(
-            self._readers[name].count(self._input(query, name), _of(label, start), _of(label, end))
+            self._readers[name].count(
+                self._input(query, name), _source_offsets(label, start), _source_offsets(label, end)
+            )
             for name, label in self._labelled(query)
         )
 
     def size(self, query: str, start: Offsets, end: Offsets) -> int:
         """Like ``count``, without reading records: of Kafka the number of offsets, which may be larger."""
         return sum(
-            self._readers[name].size(self._input(query, name), _of(label, start), _of(label, end))
+            self._readers[name].size(
+                self._input(query, name), _source_offsets(label, start), _source_offsets(label, end)
+            )
             for name, label in self._labelled(query)
         )
 
@@ -209,13 +215,15 @@ class Sources:
             value
             for source, label in self._labelled(query)
             if isinstance(reader := self._readers[source], TubeSourceReader)
-            for value in reader.header_values(_of(label, start), _of(label, end), name, max_records)
+            for value in reader.header_values(
+                _source_offsets(label, start), _source_offsets(label, end), name, max_records
+            )
         ]
 
     def publish(self, query: str, end: Offsets) -> None:
         """Publish ``end`` as the offsets that the query has reached, where sources show them. Returns immediately."""
         for name, label in dict(self._labelled(query)).items():
-            self._readers[name].publish(self._input(query, name), _of(label, end))
+            self._readers[name].publish(self._input(query, name), _source_offsets(label, end))
 
     def close(self) -> None:
         """Publish the last offsets."""
@@ -278,14 +286,15 @@ class _Meters:
             meter.close(self._ends_of(name, ends))
 
     def _ends_of(self, name: str, ends: Mapping[str, Offsets]) -> dict[str, Offsets]:
-        return {sink: _of(name, end) for sink, end in ends.items() if name in self._inputs[query_of(sink)]}
+        return {sink: _source_offsets(name, end) for sink, end in ends.items() if name in self._inputs[query_of(sink)]}
 
 
 def _named(label: str, offsets: Offsets) -> Offsets:
     return offsets if label == SOURCE else {f"{label}/{stream}": places for stream, places in offsets.items()}
 
 
-def _of(label: str, offsets: Offsets) -> Offsets:
+def _source_offsets(label: str, offsets: Offsets) -> Offsets:
+    """Return the offsets of the input ``label``, whose streams have no label in it."""
     if label == SOURCE:
         return {stream: places for stream, places in offsets.items() if not stream.startswith(f"{SOURCE}#")}
     return {

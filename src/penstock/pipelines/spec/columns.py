@@ -154,20 +154,20 @@ class _Reader:
                 raise self._wrong(name_at, f"a unique name: {seen[name.lower()]!r} is already used")
             seen[name.lower()] = name
             if closing and self._peek().text == ":":
-                self._take()
+                self._advance()
             kind = self._type(depth)
             nullable = True
-            if self._word("NOT"):
+            if self._accept("NOT"):
                 self._expect_word("NULL")
                 nullable = False
-            if self._word("COMMENT"):
+            if self._accept("COMMENT"):
                 if self._peek().kind != "text":
                     raise self._wrong(self._peek(), "a comment between quotes")
-                self._take()
+                self._advance()
             found.append(Column(name, kind, nullable))
             if self._peek().text != ",":
                 return found
-            self._take()
+            self._advance()
 
     def entry(self) -> MapEntry:
         """Read the types of keys and values of a map, without what encloses them."""
@@ -180,7 +180,7 @@ class _Reader:
             raise self._wrong(self._peek(), "a comma, NOT NULL, or the end")
 
     def _type(self, depth: int) -> str:
-        token = self._take()
+        token = self._advance()
         kind = token.text.upper()
         if depth > DEEPEST:
             raise self._wrong(token, f"at most {DEEPEST} levels of nested types")
@@ -208,16 +208,16 @@ class _Reader:
             if most == 1:
                 raise self._wrong(self._peek(), f"the length of {token.text}, as in {token.text}(20)")
             return ""
-        self._take()
+        self._advance()
         numbers: list[int] = []
         while True:
-            number = self._take()
+            number = self._advance()
             if not number.text.isdecimal():
                 raise self._wrong(number, "a number")
             numbers.append(int(number.text))
             if self._peek().text != "," or len(numbers) == most:
                 break
-            self._take()
+            self._advance()
         self._expect(")")
         if most == 2 and (not 1 <= numbers[0] <= _MOST_DIGITS or numbers[-1] > numbers[0]):
             raise self._wrong(token, f"1 to {_MOST_DIGITS} digits, and a scale of at most the number of digits")
@@ -226,32 +226,32 @@ class _Reader:
         return f"({', '.join(map(str, numbers))})"
 
     def _name(self) -> str:
-        token = self._take()
+        token = self._advance()
         if token.kind == "quoted" and len(token.text) > 2:
             return token.text[1:-1].replace("``", "`")
         if token.kind == "word":
             return token.text
         raise self._wrong(token, "the name of a column (in backticks if it is not an identifier)")
 
-    def _word(self, word: str) -> bool:
+    def _accept(self, word: str) -> bool:
         if self._peek().kind == "word" and self._peek().text.upper() == word:
-            self._take()
+            self._advance()
             return True
         return False
 
     def _expect_word(self, word: str) -> None:
-        if not self._word(word):
+        if not self._accept(word):
             raise self._wrong(self._peek(), word)
 
     def _expect(self, mark: str) -> None:
-        token = self._take()
+        token = self._advance()
         if token.text != mark:
             raise self._wrong(token, f"{mark!r}")
 
     def _peek(self) -> _Token:
         return self._tokens[self._next]
 
-    def _take(self) -> _Token:
+    def _advance(self) -> _Token:
         token = self._tokens[self._next]
         self._next = min(self._next + 1, len(self._tokens) - 1)
         return token
@@ -412,7 +412,9 @@ class _Streams:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._after: dict[str, Columns] = {name: _made(source.columns) for name, source in pipeline.inputs.items()}
+        self._after: dict[str, Columns] = {
+            name: _untyped_columns(source.columns) for name, source in pipeline.inputs.items()
+        }
         self.before: dict[str, Columns] = {}
         self.right_of: dict[str, Columns] = {}
         self.of_windows: set[str] = set()
@@ -790,7 +792,7 @@ def _after(step: Step, before: Columns) -> Columns:
         }
     if step.enrich is not None:
         return before | {step.enrich.into.lower(): KnownColumn(step.enrich.into, _struct_of(step.enrich.columns))}
-    return before if step.window is None else _of_windows(step.window, before)
+    return before if step.window is None else _window_columns(step.window, before)
 
 
 def _struct_of(ddl: str) -> str | None:
@@ -858,7 +860,7 @@ def _selected(statement: str, before: dict[str, KnownColumn]) -> Columns:
     return made
 
 
-def _of_windows(window: Window, before: dict[str, KnownColumn]) -> Columns:
+def _window_columns(window: Window, before: dict[str, KnownColumn]) -> Columns:
     # Only Spark knows the name of a group by a field of a struct.
     if any("." in name for name in window.by):
         return None
@@ -866,7 +868,7 @@ def _of_windows(window: Window, before: dict[str, KnownColumn]) -> Columns:
     return (
         edges
         | {name.lower(): before.get(name.lower(), KnownColumn(name)) for name in window.by}
-        | _made(window.aggregates)
+        | _untyped_columns(window.aggregates)
     )
 
 
@@ -906,5 +908,5 @@ def _union(streams: list[Columns]) -> Columns:
     return union
 
 
-def _made(names: Iterable[str]) -> dict[str, KnownColumn]:
+def _untyped_columns(names: Iterable[str]) -> dict[str, KnownColumn]:
     return {name.lower(): KnownColumn(name) for name in names}

@@ -206,7 +206,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
                 "definition": _step_definition(s),
                 "kind": s.kind,
                 "reads": list(reads),
-                "does": _does(s) if s.join is None else _join(s.join, reads),
+                "does": _step_details(s) if s.join is None else _join(s.join, reads),
                 "leaves": _leaves(sink_plan, s, kept=kept),
             }
             for s, reads in sink_plan.nodes
@@ -258,7 +258,7 @@ def _schema(schema: Mapping[str, Any]) -> str:
     return json.dumps(json.loads(schema["text"]))
 
 
-def _does(step: Step) -> str:
+def _step_details(step: Step) -> str:
     """Describe the details of a step, without its kind."""
     if step.parse is not None:
         where = f" of {step.parse.schema_file}" if step.parse.schema_file else ""

@@ -424,7 +424,7 @@ def step_texts(pipeline: Pipeline) -> Iterator[Problem]:
             yield from _variants(found or (), (*where, "schema"), step.python.columns, "a Python function")
         elif step.sql is not None:
             yield from _statement(pipeline, index, step.sql)
-        for name in _made_by(step):
+        for name in _new_columns(step):
             if name.startswith(RESERVED):
                 yield Problem(where, name, "expected names of columns that do not start with '_'")
 
@@ -523,7 +523,7 @@ def _where_from(part: Parse | Enrich | PythonFunction) -> tuple[str, str]:
     return "schema", part.columns or ""
 
 
-def _made_by(step: Step) -> list[str]:
+def _new_columns(step: Step) -> list[str]:
     if step.explode is not None:
         return [name for name in (step.explode.into, step.explode.position) if name is not None]
     if step.enrich is not None:

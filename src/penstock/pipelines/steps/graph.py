@@ -189,7 +189,7 @@ class _StreamBuilder:
         node = self._nodes.get(name)
         if node is None:
             return self._stream_of(name)
-        return self._made_by(node, [self.stream(read) for read in node.reads])
+        return self._build_step(node, [self.stream(read) for read in node.reads])
 
     def chain(self, name: str) -> list[str]:
         """Return the names on the path to the stream ``name``, from its source, or from the last concat."""
@@ -200,9 +200,9 @@ class _StreamBuilder:
 
     def apply(self, name: str, rows: DataFrame) -> DataFrame:
         """Apply the step ``name``, with a single input, to ``rows``."""
-        return self._made_by(self._nodes[name], [rows])
+        return self._build_step(self._nodes[name], [rows])
 
-    def _made_by(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
+    def _build_step(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
         try:
             return self._step(node, inputs)
         except AnalysisException as error:

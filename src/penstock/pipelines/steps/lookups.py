@@ -363,7 +363,9 @@ def look_up_keys(
         code = UNAVAILABLE if lookup.unavailable == "dead_letter" else UNKNOWN
         return [_NOTHING if key is None else (None, code, error.what) for key in keys]
     by_key = {key: _result_or_index(name, lookup.fields, key, values.get(key)) for key in distinct}
-    found = [_NOTHING if key is None else _of_row(by_key[key], each) for key, each in zip(keys, wanted, strict=True)]
+    found = [
+        _NOTHING if key is None else _row_result(by_key[key], each) for key, each in zip(keys, wanted, strict=True)
+    ]
     if lookup.missing == "fail":
         _fail_where_missing(lookup, keys, wanted, found)
     return found
@@ -385,7 +387,7 @@ def _result_or_index(store: str, fields: tuple[str, ...], key: str, value: bytes
         return None, NOT_JSON, f"the dataset under key {key} cannot be read: {error}"
 
 
-def _of_row(found: LookupResult | DatasetIndex, wanted: list[str | None]) -> LookupResult:
+def _row_result(found: LookupResult | DatasetIndex, wanted: list[str | None]) -> LookupResult:
     if isinstance(found, tuple):
         return found
     named = tuple(text for text in wanted if text is not None)

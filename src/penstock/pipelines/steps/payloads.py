@@ -368,7 +368,7 @@ def _new_below(value: Any, kind: pa.DataType, path: str) -> Iterator[tuple[str, 
 
 def _value_text(value: object) -> str | None:
     """Return ``value`` as text: a text as it is, bytes in base64, other values in JSON."""
-    plain = _plain(value)
+    plain = _json_value(value)
     return plain if plain is None else _encodable(plain if isinstance(plain, str) else json.dumps(plain))
 
 
@@ -377,15 +377,15 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _plain(value: object) -> Any:
+def _json_value(value: object) -> Any:
     """Return ``value`` with the types of JSON; values that it lacks are texts."""
     if isinstance(value, Mapping):
-        return {name.hex() if isinstance(name, bytes) else str(name): _plain(each) for name, each in value.items()}
+        return {name.hex() if isinstance(name, bytes) else str(name): _json_value(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_json_value(each) for each in value]
     if isinstance(value, set | frozenset):
         # In an order that is the same in each process.
-        return sorted(map(_plain, value), key=str)
+        return sorted(map(_json_value, value), key=str)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime | date):
@@ -494,7 +494,7 @@ def _converter(kind: pa.DataType) -> _Converter:
         return _date
     for is_kind, python, name in ((types.is_boolean, bool, "BOOLEAN"), (types.is_binary, bytes, "BINARY")):
         if is_kind(kind):
-            return _of_class(python, name)
+            return _instance_converter(python, name)
     return _text
 
 
@@ -506,7 +506,7 @@ def _out_of_range(path: str) -> PayloadError:
     return PayloadError(RANGE, f"column {path!r} is too large for its type")
 
 
-def _of_class(python: type, name: str) -> _Converter:
+def _instance_converter(python: type, name: str) -> _Converter:
     def convert(value: object, path: str) -> object:
         if value is None or isinstance(value, python):
             return value

@@ -145,7 +145,7 @@ class CalledFunction:
             exec(compile(self.code, self.file, "exec"), module.__dict__)  # noqa: S102 - the step's own code
         except Exception as error:  # noqa: BLE001 - any error of the user's code is reported
             raise ConfigError(
-                f"step {self.step!r}: {self.file} cannot be loaded: {self._words(error)}",
+                f"step {self.step!r}: {self.file} cannot be loaded: {self._error_text(error)}",
                 option="python",
                 do="correct the file; packages that it imports must be installed for Spark's workers",
             ) from None
@@ -165,7 +165,7 @@ class CalledFunction:
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - any error of the user's code is reported
-            failure = self._words(error)
+            failure = self._error_text(error)
         else:
             made = self._converted(self._columns(returned, batch), len(batch))
             if not isinstance(made, str):
@@ -237,7 +237,7 @@ class CalledFunction:
         assert all(len(array) == rows for array in arrays)
         return pa.StructArray.from_arrays(arrays, fields=list(self.schema))
 
-    def _words(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         """Return the error and its line in the file."""
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.file]
         if isinstance(error, SyntaxError) and error.filename == self.file:

@@ -149,12 +149,14 @@ class RegistryMessages:
         if schema.kind != wanted and batch.fixed is None:
             return PayloadError(OTHER_SCHEMA, f"the schema with the id {schema_id} is {schema.kind}, not {wanted}")
         try:
-            return self._of_schema(schema.text if batch.fixed is None else _of_case(schema.text, self.format), schema)
+            return self._decoder_of(
+                schema.text if batch.fixed is None else _stored_text(schema.text, self.format), schema
+            )
         except ValueError as error:
             code = error.code if isinstance(error, PayloadError) else OTHER_SCHEMA
             return PayloadError(code, f"schema id {schema_id}: {error}")
 
-    def _of_schema(self, text: str, schema: StoredSchema) -> _Decoder:
+    def _decoder_of(self, text: str, schema: StoredSchema) -> _Decoder:
         """Return the decoder of a schema with ``text``. Raises ValueError: no columns can hold it, or it is none."""
         policies = self.new_fields, self.new_fields_as, self.unknown_enums
         if self.format == "avro":
@@ -190,7 +192,7 @@ class RegistryMessages:
         return StoredSchema(base64.b64encode(files).decode(), found.kind)
 
 
-def _of_case(content: str, kind: str) -> str:
+def _stored_text(content: str, kind: str) -> str:
     """Return the schema of a test case, whose ``content`` is in base64, as it is stored."""
     return content if kind == "protobuf" else base64.b64decode(content).decode()
 

@@ -258,7 +258,7 @@ def _dead(rows: DataFrame, sink_plan: SinkPlan) -> Rows:
     value = sf.col("_source.value").alias("value")
     part = [sf.col("_part").alias("part")] if "_part" in rows.columns else []
     chosen = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), *part, value)
-    return [{**row.asDict(), "value": _plain(row["value"])} for row in chosen.collect()]
+    return [{**row.asDict(), "value": _text(row["value"])} for row in chosen.collect()]
 
 
 def _messages(made: DataFrame) -> Iterator[dict[str, Any]]:
@@ -269,19 +269,19 @@ def _messages(made: DataFrame) -> Iterator[dict[str, Any]]:
         message[body] = _value(message[body])
         for named in ("headers", "properties"):
             if named in message:
-                message[named] = {pair["key"]: _plain(pair["value"]) for pair in message[named]}
+                message[named] = {pair["key"]: _text(pair["value"]) for pair in message[named]}
         yield message
 
 
 def _value(value: bytes | bytearray | str) -> object:
-    text = _plain(value)
+    text = _text(value)
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _plain(value: bytes | bytearray | str) -> str:
+def _text(value: bytes | bytearray | str) -> str:
     return value if isinstance(value, str) else bytes(value).decode(errors="replace")
 
 

@@ -405,7 +405,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._offset if start is None else start[STREAM]["0"]
         self._sync()
         if self._target is None and len(self._log) <= begin:
-            self._look()
+            self._append_new_files()
         reachable = len(self._log) if self._target is None else self._target
         return {STREAM: {"0": max(begin, min(begin + self._most, reachable))}}
 
@@ -418,7 +418,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Set the end of the run: the currently existing files."""
         self._sync()
-        self._look()
+        self._append_new_files()
         self._target = len(self._log)
 
     def partitions(
@@ -442,7 +442,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log.sync()
             self._is_synced = True
 
-    def _look(self) -> None:
+    def _append_new_files(self) -> None:
         """Append the files to the log that are not in it; look again if another process has appended some meanwhile."""
         while not self._appended():
             pass

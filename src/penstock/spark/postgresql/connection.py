@@ -208,7 +208,7 @@ def _is_temporary(state: str) -> bool:
 
 
 def _connect_error(server: Server, text: str, state: str | None) -> PenstockError:
-    why = _plain(text)
+    why = _cause(text)
     if "certificate" in why or "SSL" in why:
         do = "set sslmode, sslrootcert, sslcert and sslkey in the url"
     elif "password" in why or state in ("28P01", "28000"):
@@ -225,7 +225,7 @@ def _connect_error(server: Server, text: str, state: str | None) -> PenstockErro
     )
 
 
-def _plain(text: str) -> str:
+def _cause(text: str) -> str:
     """Return the cause in a message of libpq, which begins with the address."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # Several addresses of a host: the last one counts.

@@ -255,7 +255,7 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
     names, has_them = set(params.items("topicName")), params.flag("isInclude", default=True)
     with_topic = params.flag("withTopic", default=False)
     rows = []
-    for number, setting in _asked(engine, params):
+    for number, setting in _selected(engine, params):
         broker = engine.cluster.brokers.get(number)
         topics = [topic for _, topic in sorted(engine.cluster.topics.items()) if topic.on(number)]
         # isInclude=false selects the brokers that have none of the topics.
@@ -286,7 +286,7 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success(rows)
 
 
-def _asked(engine: MasterEngine, params: Params) -> list[tuple[int, BrokerSetting]]:
+def _selected(engine: MasterEngine, params: Params) -> list[tuple[int, BrokerSetting]]:
     numbers, hosts = set(params.numbers("brokerId")), set(params.items("brokerIp"))
     return [
         (number, setting)
@@ -315,7 +315,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
     only_tls = params.flag("onlyEnableTLS", default=False)
     with_detail = params.flag("withDetail", default=False)
     rows: list[Answer] = []
-    for number, setting in _asked(engine, params):
+    for number, setting in _selected(engine, params):
         broker = engine.cluster.brokers.get(number)
         running = _unregistered_status(setting) if broker is None else _running(broker)
         broken = broker is not None and (not broker.online or broker.read_status < 0 or broker.write_status < 0)

@@ -225,7 +225,7 @@ def remove(engine: MasterEngine, params: Params, now: int) -> SettingChange:
 def info(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics, their brokers, and whether they are usable."""
     rows = []
-    for topic, numbers in _asked(engine, params):
+    for topic, numbers in _selected(engine, params):
         control = access_of(engine, topic.name)
         # Names of the reference's response to this method, which differ from its queries of access control.
         del control["topicName"]
@@ -246,18 +246,18 @@ def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
                 **modification(engine, TopicSetting, topic.name),
                 "deployInfo": _broker_rows(engine, topic, numbers),
             }
-            for topic, numbers in _asked(engine, params)
+            for topic, numbers in _selected(engine, params)
         ]
     )
 
 
 def topic_rows(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics as configured, one row per broker."""
-    rows = [row for topic, numbers in _asked(engine, params) for row in _broker_rows(engine, topic, numbers)]
+    rows = [row for topic, numbers in _selected(engine, params) for row in _broker_rows(engine, topic, numbers)]
     return success([{name: value for name, value in row.items() if name != "runInfo"} for row in rows])
 
 
-def _asked(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, list[int]]]:
+def _selected(engine: MasterEngine, params: Params) -> list[tuple[TopicSetting, list[int]]]:
     """Return the topics that a query selects, each with its selected brokers."""
     wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
     status = params.given_number("topicStatusId", "tStsId", least=0, most=TOPIC_REMOVED + 1)
