@@ -291,36 +291,12 @@ class Node:
         self.metrics.add_rows("group", self.console.group_metrics, METRICS["group"], ("group",))
         self.console.start()
         self._parts.callback(self.console.close)
-        self._token = token = config.tube.admin_token or load_or_create_token(directory.admin_token)
-        identify = self.security.http_access(token, config.http)
-        master = self._master(directory, token) if membership is None or membership.tube.broker is not None else None
-        names = names_of(config.http.bind, config.http.advertise, url=config.http.url)
+        self._token = config.tube.admin_token or load_or_create_token(directory.admin_token)
+        master = self._master(directory) if membership is None or membership.tube.broker is not None else None
         trail = AuditTrail(directory.audit) if membership is None else membership.trail
         add_metrics(self.metrics, "audit", trail.metric_values)
         self._warnings.append(("audit", lambda: trail.failure))
-        webapi = _no_tube if master is None else master.webapi
-        administer = audited(webapi, "master", trail, token, master_admin.is_protected)
-        web = WebConsole(cluster=self.console.cluster is not None)
-        commands = PipelineCommands(config.pipelines)
-        pages = master_app(
-            self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
-            open_metrics=self.security.open_metrics,
-            more=[
-                *api_routes(
-                    self.console, self.security.server, identify, trail, names, lambda: self._backups,
-                    commands, self.security.permissions_of,
-                    ConsoleClients(self.security.server, self.security.console_access, config.console.schemas),
-                    self._reloaded,
-                ),
-                *([] if membership is None else [membership.snapshot_route(lambda: self._backups)]),
-                *web.routes(),
-            ],
-            front=web.page if web.available else None, prepare=self.console.refresh_metrics,
-        )  # fmt: skip
-        if membership is not None:
-            pages.add_middleware(LeaseGate, holds=membership.holds)
-        http = self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
-        self._parts.push_async_callback(commands.close)
+        await self._start_http(master, trail)
         if master is not None:
             await self._start_master(master, trail)
             await self._create_topics(master)  # first: a producer fails at once if its topic does not exist
@@ -357,7 +333,22 @@ class Node:
             # Closed first: the last export reads the metrics of all parts.
             self._parts.push_async_callback(telemetry.close)
         self._state = "ready"
-        ready = ReadyNode(
+        ready = self._ready(directory, mqtt, faults, master, broker)
+        local = str(reachable(self._bound["http"]))
+        await asyncio.to_thread(directory.announce, ready.as_json() | {"http_local": local})
+        return ready
+
+    def _ready(
+        self,
+        directory: DataDirectory,
+        mqtt: Mapping[str, Address],
+        faults: Address | None,
+        master: TubeMaster | None,
+        broker: TubeBroker | None,
+    ) -> ReadyNode:
+        """Return the addresses and settings of the started node; ``mqtt``: the bound addresses of its listeners."""
+        config = self.config
+        return ReadyNode(
             version=penstock.__version__,
             pid=os.getpid(),
             data_dir=str(directory.path),
@@ -374,15 +365,12 @@ class Node:
             tube_master_tls=None if master is None else _beside(config.tube_master, master.tls_bound),
             tube_broker_tls=None if broker is None else _beside(config.tube_broker, broker.tls_bound),
             tube_broker_http=self._shown("tube-broker-http", config.tube_broker_http),
-            http=advertised_address(config.http, http),
+            http=advertised_address(config.http, self._bound["http"]),
             http_tls=None if config.http.tls is None else True,
             http_url=config.http.url,
             tube_broker_http_tls=None if config.tube_broker_http.tls is None else True,
             admin_token_file=None if config.tube.admin_token is not None else str(directory.admin_token),
         )
-        local = str(reachable(http))
-        await asyncio.to_thread(directory.announce, ready.as_json() | {"http_local": local})
-        return ready
 
     async def close(self) -> None:
         """Stop accepting messages, commit and acknowledge the accepted ones, then disconnect clients and close the
@@ -432,7 +420,7 @@ class Node:
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
         return await self._tube_broker.webapi(params, caller)
 
-    def _master(self, directory: DataDirectory, token: str) -> TubeMaster:
+    def _master(self, directory: DataDirectory) -> TubeMaster:
         tube, membership = self.config.tube, self._membership
 
         def open_replicated(path: Path) -> SettingStore:
@@ -446,11 +434,40 @@ class Node:
                 check_visit_tokens=tube.check_visit_tokens,
                 limits=tube_limits(tube.limits),
             ),
-            admin_token=token,
+            admin_token=self._token,
             access=self.security.tube_access(self.config.tube_master, self._tube_user),
             may_answer=_always if membership is None else membership.may_send,
             open_settings=SettingStore if membership is None else open_replicated,
         )
+
+    async def _start_http(self, master: TubeMaster | None, trail: AuditTrail) -> None:
+        """Start the HTTP listener: health, metrics, console and the administration of the master."""
+        config, membership = self.config, self._membership
+        identify = self.security.http_access(self._token, config.http)
+        names = names_of(config.http.bind, config.http.advertise, url=config.http.url)
+        webapi = _no_tube if master is None else master.webapi
+        administer = audited(webapi, "master", trail, self._token, master_admin.is_protected)
+        web = WebConsole(cluster=self.console.cluster is not None)
+        commands = PipelineCommands(config.pipelines)
+        pages = master_app(
+            self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
+            open_metrics=self.security.open_metrics,
+            more=[
+                *api_routes(
+                    self.console, self.security.server, identify, trail, names, lambda: self._backups,
+                    commands, self.security.permissions_of,
+                    ConsoleClients(self.security.server, self.security.console_access, config.console.schemas),
+                    self._reloaded,
+                ),
+                *([] if membership is None else [membership.snapshot_route(lambda: self._backups)]),
+                *web.routes(),
+            ],
+            front=web.page if web.available else None, prepare=self.console.refresh_metrics,
+        )  # fmt: skip
+        if membership is not None:
+            pages.add_middleware(LeaseGate, holds=membership.holds)
+        self._bound["http"] = await self._http("http", config.http, self.security.http_server("http", pages))
+        self._parts.push_async_callback(commands.close)
 
     async def _start_master(self, master: TubeMaster, trail: AuditTrail) -> None:
         """Start the master, and the HTTP administration of the broker."""
@@ -551,68 +568,8 @@ class Node:
         capture = None if broker is None else self._capture(broker)
         membership = self._membership
         traces = self._traces()
-        store = StateStoreService(
-            directory.statestore,
-            self.config.durability,
-            self.clock,
-            options=self.config.statestore.options(strict_read=self.config.security.strict_read),
-            policy=StorePolicy(self.security) if self.security.enforced else None,
-            capture=capture,
-            steady=None if membership is None else membership.clock.now,
-            storage=(
-                None
-                if membership is None
-                else PreloadedStorage(directory.statestore, self._logs["statestore"], membership.keys)
-            ),
-            tracer=None if traces is None else traces.requests,
-        )
-        await store.start(server.outlet)
-        self._store = store
-        self.console.show_statestore(store)
-        self._parts.push_async_callback(store.close)
-        refuse = (
-            store.refuse_growth
-            if membership is None
-            else membership.refusing(store.refuse_growth, store.refuse_changes)
-        )
-        self._disk.add(Writer("state store writes that need space", refuse, store.reusable_bytes))
-        self._failures["statestore"] = lambda: store.failure or store.stalled
-        add_metrics(self.metrics, "statestore", lambda: _store_metrics(store))
-        self.metrics.add_rows(
-            "statestore_denied",
-            lambda: [((verb,), {"requests": count}) for verb, count in store.stats.denied.items()],
-            METRICS["statestore_denied"],
-            ("verb",),
-        )
-        server.add_service(store)
-        # From clock and entropy, so that it is unique even after a clock step or two starts in one millisecond.
-        identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
-        shapes = {} if master is None else {topic.name: topic for topic in master.topics()}
-        for rule in self.config.rules:
-            client: KafkaTarget | TubeClusterTarget | None = None
-            if rule.to is not None and rule.to.kafka is not None:
-                limit = 2 * rule.max_pending_bytes  # at which every message is rejected
-                client = KafkaTarget(rule.to.kafka, max_bytes=limit, partition=rule.partition)
-            elif rule.to is not None:
-                assert rule.to.tube is not None, "a rule has one target"
-                client = TubeClusterTarget(rule.to.tube, partition=rule.partition)
-            if client is not None:
-                target: RuleTarget = client
-            else:
-                assert broker is not None, "the configuration has no rules without TubeMQ"
-                shape = shapes[rule.target].at(self.config.tube.broker_id)
-                target = TubeTarget(rule, broker.append, partition_ids(shape.partitions, shape.stores))
-            later = asyncio.get_running_loop().call_later
-            appends = target if traces is None else traces.traced(target, rule)
-            service = RuleService(rule, appends, identities=identities, later=later)
-            server.add_service(service)
-            self._parts.callback(service.close)
-            if client is not None:  # closed before the rule, which gets its last results
-                client.start()
-                self._parts.push_async_callback(client.close)
-                self._warnings.append((f"rule {rule.label}", client.warning))
-            self._rules.append(service)
-            self._show(service)
+        store = await self._state_store(server, directory, capture, traces)
+        self._start_rules(server, master, broker, traces)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
         persistence = self._persistence = Persistence(
             directory.mqtt, self.config.durability, log=self._logs.get("mqtt")
@@ -649,6 +606,84 @@ class Node:
         self.security.show(self.metrics)
         self.security.warn_of_expiry()
         return bound
+
+    async def _state_store(
+        self,
+        server: MqttServer,
+        directory: DataDirectory,
+        capture: ChangeCapture | None,
+        traces: NodeTraces | None,
+    ) -> StateStoreService:
+        """Start the state store, and add it to the broker."""
+        membership = self._membership
+        store = StateStoreService(
+            directory.statestore,
+            self.config.durability,
+            self.clock,
+            options=self.config.statestore.options(strict_read=self.config.security.strict_read),
+            policy=StorePolicy(self.security) if self.security.enforced else None,
+            capture=capture,
+            steady=None if membership is None else membership.clock.now,
+            storage=(
+                None
+                if membership is None
+                else PreloadedStorage(directory.statestore, self._logs["statestore"], membership.keys)
+            ),
+            tracer=None if traces is None else traces.requests,
+        )
+        await store.start(server.outlet)
+        self._store = store
+        self.console.show_statestore(store)
+        self._parts.push_async_callback(store.close)
+        refuse = (
+            store.refuse_growth
+            if membership is None
+            else membership.refusing(store.refuse_growth, store.refuse_changes)
+        )
+        self._disk.add(Writer("state store writes that need space", refuse, store.reusable_bytes))
+        self._failures["statestore"] = lambda: store.failure or store.stalled
+        add_metrics(self.metrics, "statestore", lambda: _store_metrics(store))
+        self.metrics.add_rows(
+            "statestore_denied",
+            lambda: [((verb,), {"requests": count}) for verb, count in store.stats.denied.items()],
+            METRICS["statestore_denied"],
+            ("verb",),
+        )
+        server.add_service(store)
+        return store
+
+    def _start_rules(
+        self, server: MqttServer, master: TubeMaster | None, broker: TubeBroker | None, traces: NodeTraces | None
+    ) -> None:
+        """Add the rules to the broker, and connect to the targets of those that write to other systems."""
+        # From clock and entropy, so that it is unique even after a clock step or two starts in one millisecond.
+        identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
+        shapes = {} if master is None else {topic.name: topic for topic in master.topics()}
+        for rule in self.config.rules:
+            client: KafkaTarget | TubeClusterTarget | None = None
+            if rule.to is not None and rule.to.kafka is not None:
+                limit = 2 * rule.max_pending_bytes  # at which every message is rejected
+                client = KafkaTarget(rule.to.kafka, max_bytes=limit, partition=rule.partition)
+            elif rule.to is not None:
+                assert rule.to.tube is not None, "a rule has one target"
+                client = TubeClusterTarget(rule.to.tube, partition=rule.partition)
+            if client is not None:
+                target: RuleTarget = client
+            else:
+                assert broker is not None, "the configuration has no rules without TubeMQ"
+                shape = shapes[rule.target].at(self.config.tube.broker_id)
+                target = TubeTarget(rule, broker.append, partition_ids(shape.partitions, shape.stores))
+            later = asyncio.get_running_loop().call_later
+            appends = target if traces is None else traces.traced(target, rule)
+            service = RuleService(rule, appends, identities=identities, later=later)
+            server.add_service(service)
+            self._parts.callback(service.close)
+            if client is not None:  # closed before the rule, which gets its last results
+                client.start()
+                self._parts.push_async_callback(client.close)
+                self._warnings.append((f"rule {rule.label}", client.warning))
+            self._rules.append(service)
+            self._show(service)
 
     def _traces(self) -> NodeTraces | None:
         """Start the export of spans; None without tracing."""
