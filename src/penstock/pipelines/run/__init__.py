@@ -1,2 +1,5 @@
-"""Run a pipeline: start its queries, process batches, report progress, hold the lease, and write back with its fencing
-token."""
+"""Run a pipeline: start its queries, process batches, report progress, hold the lease, and write back with its
+fencing token.
+
+Read `run` first, then `queries` (a query with one sink) and `shared` (a query with several).
+"""
