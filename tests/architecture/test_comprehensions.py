@@ -15,8 +15,8 @@ The tests run on 3.11, which computes the right value.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from symtable import SymbolTable, symtable
+from collections.abc import Iterable, Iterator
+from symtable import Function, SymbolTable, symtable
 
 import pytest
 
@@ -31,12 +31,25 @@ pytestmark = pytest.mark.skipif(
 
 def hidden(table: SymbolTable) -> Iterator[tuple[int, str]]:
     """Line and name of the variables of comprehensions that their function passes on."""
-    for child in table.get_children():
-        if child.get_name() in COMPREHENSIONS:
-            own = {symbol.get_name() for symbol in child.get_symbols() if symbol.is_local()}
-            passed_on = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_free()}
-            yield from ((child.get_lineno(), name) for name in sorted(own & passed_on))
+    children = table.get_children()
+    comprehensions = [child for child in children if isinstance(child, Function) and child.get_name() in COMPREHENSIONS]
+    if comprehensions:
+        passed_on = set(free(table))
+        for each in comprehensions:
+            own = set(each.get_locals())
+            yield from ((each.get_lineno(), name) for name in sorted(own & passed_on))
+    for child in children:
         yield from hidden(child)
+
+
+def free(table: SymbolTable) -> Iterable[str]:
+    """Names that ``table`` takes from an outer function."""
+    if not table.is_nested():
+        return ()
+    # Each symbol of a table takes as long as all its children.
+    if isinstance(table, Function):
+        return table.get_frees()
+    return [symbol.get_name() for symbol in table.get_symbols() if symbol.is_free()]
 
 
 def test_no_comprehension_hides_a_variable_that_is_passed_on() -> None:
