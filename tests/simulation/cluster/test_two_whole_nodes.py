@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -30,9 +29,9 @@ def test_none_of_many_seeds_breaks_a_rule(
     record_property("summary", passed(TWO_WHOLE_NODES.report, range(first, first + NIGHTLY_BLOCK), pool))
 
 
-def test_a_seed_does_the_same_in_another_process() -> None:
+def test_a_seed_does_the_same_in_another_process_and_in_the_other_form() -> None:
     here = simulate(7)
-    assert printed_elsewhere(simulate.__module__, "simulate(7)") == f"{here}\n"
+    assert printed_elsewhere(simulate.__module__, "simulate(7)", PENSTOCK_CORE="interpreted") == f"{here}\n"
     assert here.trace != simulate(8).trace
 
 
@@ -57,7 +56,5 @@ def test_after_a_restore_of_etcd_a_new_log_has_everything_that_was_acknowledged(
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_planted_bugs_are_found(plant: Plant) -> None:
-    if os.environ.get("PENSTOCK_CORE") == "interpreted":
-        pytest.skip("found in the compiled form, by the suite 'faults'")
     seed, reason = seeds_needed(plant)
     assert seed is not None, reason

@@ -142,5 +142,5 @@ def test_parts_have_about_as_many_files_and_those_that_share_servers_are_in_one(
 def test_a_part_of_a_suite_has_files_only() -> None:
     files = suites.files_of(suites.PYTEST["interpreted"])
     assert "tests/unit/tube/storage/test_meta.py" in files
-    assert "tests/simulation/cluster/test_two_whole_nodes.py" in files
+    assert "tests/simulation/test_simulation.py" in files
     assert len(set(files)) == len(files) > 100
