@@ -1,4 +1,8 @@
-"""`penstock bench pipeline` with a rate against a node; tests/docs/ runs it without one."""
+"""`penstock bench pipeline` with a rate against a node.
+
+By day tests/docs runs the command without a rate (docs/operations/measure.md), and
+tests/unit/cli/test_bench_pipeline.py computes rates and latencies from batches and tables.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import pytest
 from tests.end_to_end.nodes import RunningNode
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_pipeline_at_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))

@@ -1,4 +1,8 @@
-"""The wheel without a checkout, locally, on a cluster and over Spark Connect: a script does not import penstock."""
+"""The wheel without a checkout, locally, on a cluster and over Spark Connect: a script does not import penstock.
+
+By day ``tests/unit/spark/test_source_modules.py`` finds the formats as Spark does, ``tests/end_to_end/test_wheel.py``
+has the modules in a wheel, and ``test_formats_page.py`` reads and writes with every format.
+"""
 
 from __future__ import annotations
 
@@ -85,10 +89,9 @@ def installed(tmp_path: Path) -> Path:
     return python
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "on", [*(pytest.param(each, marks=pytest.mark.nightly) for each in ("local", "cluster")), "connect"]
-)
+@pytest.mark.parametrize("on", ["local", "cluster", "connect"])
 def test_a_script_that_knows_only_the_formats(
     installed: Path, node: Node, new_topic: Callable[..., str], tmp_path: Path, on: str
 ) -> None:

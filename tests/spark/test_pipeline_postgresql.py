@@ -183,12 +183,17 @@ BATCH_S = 12.0
 """Seconds that a batch may take on a busy machine."""
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize(("batches", "deleted"), [(3, False), pytest.param(100, True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("batches", "deleted"), [(3, False), (100, True)])
 def test_a_server_that_is_down_gets_everything_once_it_is_back(
     setup_of: Callable[..., Setup], postgres: Postgres, batches: int, deleted: bool
 ) -> None:
-    """``deleted``: then another outage, in which retention deletes records that PostgreSQL lacks."""
+    """``deleted``: then another outage, in which retention deletes records that PostgreSQL lacks.
+
+    By day: ``test_a_sink_that_fails_leaves_the_others_alone_and_joins_them_again``, with another kind of sink, and
+    ``tests/unit/spark/postgresql/test_writes.py``, with a server that crashes and connections that break.
+    """
     postgres.execute("DROP TABLE IF EXISTS after_outage")
     setup = setup_of(filled(OUTAGE, postgres, MOST), 1)
     sent = 0

@@ -133,10 +133,15 @@ def test_a_sink_that_fails_leaves_the_query_and_joins_it_again(
     assert others[-1] >= 2 + batches
 
 
+@pytest.mark.nightly
 def test_a_directory_of_an_earlier_version_is_continued_until_retention_deletes_records_of_a_sink(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had a query for each sink: Spark wrote their checkpoints, at different offsets, one with a batch begun."""
+    """It had a query for each sink: Spark wrote their checkpoints, at different offsets, one with a batch begun.
+
+    By day: ``tests/unit/pipelines/run/test_shared_kafka.py`` continues such directories from any point, and
+    ``test_records_are_read_once`` deletes records of a real broker.
+    """
     setup = topic.setup
     whole = setup.pipeline
 
