@@ -17,7 +17,7 @@ import pytest
 
 from penstock.cluster.client import EtcdClient, EtcdStatus
 from penstock.cluster.follow import LogFollower
-from penstock.cluster.leadership import Leadership, why_not_eligible
+from penstock.cluster.leadership import LEASE_S, Leadership, why_not_eligible
 from penstock.cluster.log import PART_BYTES, EtcdLogs, FencedError, LogKeys, leader_key, read_frames, read_oldest
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.retention import MOST_BYTES
@@ -32,6 +32,8 @@ from penstock.runtime.io.wal_segments import SegmentLog
 from tests.interop.etcd import EtcdCluster
 
 NAME = "rows"
+LONG_S = 120
+"""A lease that does not expire, and a wait that is long enough, on a machine with other work."""
 Rows = dict[bytes, bytes]
 _prefixes = itertools.count()
 
@@ -67,14 +69,21 @@ class Node:
     opened: list[Node]
 
     def __init__(
-        self, cluster: EtcdCluster, path: Path, prefix: str, *, most_bytes: int = MOST_BYTES, joins: bool = False
+        self,
+        cluster: EtcdCluster,
+        path: Path,
+        prefix: str,
+        *,
+        most_bytes: int = MOST_BYTES,
+        joins: bool = False,
+        lease_s: int = LEASE_S,
     ) -> None:
         self.client = EtcdClient(cluster.endpoints)
         self.client.call("KV/Range", pb.RangeRequest(key=b"up"), pb.RangeResponse, within_s=30)
         self.client.prefer_leader()
         self.prefix = prefix
         self.lost = threading.Event()
-        self.leadership = Leadership(self.client, prefix, path.name, on_lost=self.lost.set)
+        self.leadership = Leadership(self.client, prefix, path.name, lease_s=lease_s, on_lost=self.lost.set)
         end = time.monotonic() + 60
         while not self.leadership.campaign():
             assert time.monotonic() < end
@@ -251,7 +260,7 @@ def test_leadership_is_handed_over_and_its_loss_reported(three: EtcdCluster, tmp
 
 
 def test_a_restored_etcd_is_not_written_to(one: EtcdCluster, tmp_path: Path, prefix: str) -> None:
-    node = Node(one, tmp_path / "node", prefix)
+    node = Node(one, tmp_path / "node", prefix, lease_s=LONG_S)
     node.put("a", b"1")
     copy = one.back_up()
     for number in range(25):
@@ -279,7 +288,7 @@ def test_a_watch_reports_changes_and_follows_the_client_to_another_member(three:
 
     def reported() -> bool:
         """Change the key; False if this is not reported, because the watch is not open yet."""
-        client.call("KV/Txn", pb.TxnRequest(success=[put]), pb.TxnResponse)
+        client.call("KV/Txn", pb.TxnRequest(success=[put]), pb.TxnResponse, within_s=LONG_S)
         watch.follow_endpoint()
         return changed.wait(0.2)
 
@@ -300,7 +309,7 @@ def test_a_watch_reports_changes_and_follows_the_client_to_another_member(three:
 
 
 def test_a_follower_reads_every_commit_in_order(three: EtcdCluster, tmp_path: Path, prefix: str) -> None:
-    node = Node(three, tmp_path / "node", prefix)
+    node = Node(three, tmp_path / "node", prefix, lease_s=LONG_S)
     follower = LogFollower(EtcdClient(three.endpoints), prefix, [NAME])
     position = node.position()
     found: list[bytes] = []
@@ -394,7 +403,7 @@ def test_the_next_active_node_knows_the_bytes_of_earlier_commits(
 
 def test_etcd_stays_small_under_load(one: EtcdCluster, tmp_path: Path, prefix: str) -> None:
     """Its quota is 16 MiB; without deletion and compaction it would be full after a third of the commits."""
-    node = Node(one, tmp_path / "node", prefix, most_bytes=2 << 20)
+    node = Node(one, tmp_path / "node", prefix, most_bytes=2 << 20, lease_s=LONG_S)
     node.logs.start(lambda: {NAME: [1]})  # a member that is away for long
     for number in range(3000):
         node.put(f"key {number % 50}", bytes(16_000))

@@ -1,8 +1,9 @@
 """Commits of one log as a state machine: the meaning of etcd's answers, without etcd.
 
 A commit is a transaction. It compares the revision of the leadership key with the term of this node, and the revision
-of the log's head with that of the last commit; then it puts the frame and the head. If a comparison fails, the
-transaction returns the current head and leadership key. One commit is in flight at a time.
+of the log's head with that of the last commit; then it puts the frame and the head. If a comparison fails, the current
+head and leadership key are read after it: the transaction does not read them, because etcd would have to store and
+replicate these reads with each commit. One commit is in flight at a time.
 
 Without an answer a commit is *in doubt*: etcd may have executed it, may do so later, or never. It is repeated with the
 same sequence and the same comparisons, so that at most one of its attempts succeeds. The head shows whether one has
@@ -130,9 +131,7 @@ class LogCommits:
         assert self.ended is None
         assert sequence == self.head.sequence + 1, "commits have no gaps"
         if self._in_flight is None:
-            self._in_flight = self.head._replace(
-                sequence=sequence, term=self.term, revision=0, total_bytes=self.head.total_bytes + size
-            )
+            self._in_flight = Head(self.head.identity, sequence, self.term, 0, self.head.total_bytes + size)
             self._unanswered = False
         return self._in_flight
 
@@ -145,13 +144,14 @@ class LogCommits:
     def accepted(self, revision: int) -> Verdict:
         """Handle a transaction whose comparisons succeeded."""
         assert self._in_flight is not None
-        self.head = self._in_flight._replace(revision=revision)
+        identity, sequence, term, _, total_bytes = self._in_flight
+        self.head = Head(identity, sequence, term, revision, total_bytes)
         self._in_flight = None
         return Verdict.ACCEPTED
 
     def refused(self, head: Head | None, leader_revision: int) -> Verdict:
-        """Handle a transaction of which a comparison failed; ``head`` and the leadership key (0: none) are the current
-        ones in etcd."""
+        """Handle a transaction of which a comparison failed; ``head`` and the leadership key (0: none) were read after
+        it. A head of the commit in flight can only have been put by one of its attempts."""
         assert self._in_flight is not None
         mine = head is not None and head[:3] == self._in_flight[:3]
         if mine and self.in_doubt:

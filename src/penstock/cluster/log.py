@@ -329,12 +329,7 @@ class EtcdLog(CommitLog):
         """Time since which a commit has been waiting for etcd; None if no commit waits."""
         self._logs = logs
         self._client = logs.client
-        self._leads = logs.leads()
-        self._if_refused = [
-            pb.RequestOp(request_range=pb.RangeRequest(key=self.keys.head)),
-            pb.RequestOp(request_range=pb.RangeRequest(key=leader_key(logs.prefix), keys_only=True)),
-        ]
-        """The reads of a transaction of which a comparison fails."""
+        self._leader = leader_key(logs.prefix)
         self._most_bytes = most_bytes
         self._backlog_bytes = backlog_bytes
         self._position = LogPosition(b"", 0, 0)
@@ -344,6 +339,7 @@ class EtcdLog(CommitLog):
         self._done = 0
         """The last commit whose deletion etcd has accepted."""
         self._room = threading.Condition()
+        self._pauses = Backoff(0.02, 0.5)
         self._closed = threading.Event()
 
     @property
@@ -461,18 +457,14 @@ class EtcdLog(CommitLog):
         """
         commits = self._commits
         assert commits is not None, "start() comes first"
-        self._wait_for_room()
+        if self._retention.is_full:  # only this thread adds commits
+            self._wait_for_room()
         size = FRAME_BYTES + len(body)
         head = commits.begin(sequence, size)
         try:
             parts = self._put_parts(sequence, body) if len(body) > PART_BYTES else 0
             frame = encode_frame(head, self._logs.clock(), body, parts)
-            request = pb.TxnRequest(
-                compare=[self._leads, _unchanged(self.keys.head, commits.head.revision)],
-                success=[_put(self.keys.frame(sequence), frame), _put(self.keys.head, head.encode())],
-                failure=self._if_refused,
-            )
-            verdict = self._commit(commits, request)
+            verdict = self._commit(commits, self._transaction(commits.head.revision, head, frame))
         except RefusedError as error:
             if is_full(error):
                 commits.unanswered()  # etcd executes the transaction with which its database becomes full
@@ -490,16 +482,30 @@ class EtcdLog(CommitLog):
             self._retention.committed(sequence, size)
         return True
 
+    def _transaction(self, revision: int, head: Head, frame: bytes) -> pb.TxnRequest:
+        """Return the transaction that puts ``frame`` and ``head`` if the head in etcd still has ``revision``."""
+        # Messages that are passed to a constructor are copied, at three times the cost of adding them in place.
+        request = pb.TxnRequest()
+        request.compare.add(target=pb.Compare.MOD, key=self._leader, mod_revision=self._logs.term)
+        request.compare.add(target=pb.Compare.MOD, key=self.keys.head, mod_revision=revision)
+        put = request.success.add().request_put
+        put.key, put.value = self.keys.frame(head.sequence), frame
+        put = request.success.add().request_put
+        put.key, put.value = self.keys.head, head.encode()
+        return request
+
     def _commit(self, commits: LogCommits, request: pb.TxnRequest) -> Verdict:
         """Send the transaction until etcd answers."""
         answer = self._answered(request, commits.unanswered)
         if answer.succeeded:
             return commits.accepted(answer.header.revision)
-        leader = answer.responses[1].response_range.kvs
-        return commits.refused(_head_of(answer.responses[0].response_range), leader[0].mod_revision if leader else 0)
+        reads = [pb.RangeRequest(key=self.keys.head), pb.RangeRequest(key=self._leader, keys_only=True)]
+        request = pb.TxnRequest(success=[pb.RequestOp(request_range=read) for read in reads])
+        found = self._answered(request, lambda: None)
+        head, leader = (response.response_range for response in found.responses)
+        return commits.refused(_head_of(head), leader.kvs[0].mod_revision if leader.kvs else 0)
 
     def _answered(self, request: pb.TxnRequest, unanswered: Callable[[], None]) -> pb.TxnResponse:
-        pauses = Backoff(0.02, 0.5)
         while True:
             try:
                 return self._client.once("KV/Txn", request, pb.TxnResponse)
@@ -507,8 +513,9 @@ class EtcdLog(CommitLog):
                 unanswered()
                 if self.waiting_since_ms is None:
                     self.waiting_since_ms = wall_clock_ms()
+                    self._pauses.reset()
                     _log.warning("%s: a commit waits for etcd: %s", self.name, error)
-                if self._closed.wait(pauses.failed()):
+                if self._closed.wait(self._pauses.failed()):
                     raise StorageError(
                         f"{self.name}: a commit is in doubt, the log is closing", why=_reason(error)
                     ) from error

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.cluster import log
 from penstock.cluster.client import EtcdClient
+from penstock.cluster.commit import Head
 from penstock.cluster.lease import LeaseClock
 from penstock.cluster.log import EtcdLog
 from penstock.cluster.proto import etcd_pb2 as pb
@@ -30,7 +31,14 @@ MOST_SEEDS: Final = 60
 
 def head_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A commit compares the leadership key only."""
-    patch.setattr(log, "_unchanged", lambda _key, _revision: pb.Compare(target=pb.Compare.MOD, key=b"none"))
+    transaction = EtcdLog._transaction
+
+    def without_head(self: EtcdLog, revision: int, head: Head, frame: bytes) -> pb.TxnRequest:
+        request = transaction(self, revision, head, frame)
+        del request.compare[1]
+        return request
+
+    patch.setattr(EtcdLog, "_transaction", without_head)
 
 
 def lease_measured_late(patch: pytest.MonkeyPatch) -> None:

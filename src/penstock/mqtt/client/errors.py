@@ -90,13 +90,15 @@ def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
     """Error: the connection was closed without DISCONNECT."""
     if accepted:
         return UnavailableError(f"mqtt: the connection to {url} was lost")
+    if url.tls:
+        other, check = "requires a client certificate", "check that this port speaks MQTT 5, and the client certificate"
+    else:
+        other, check = "uses TLS", f"check that this port speaks MQTT 5; if it uses TLS, connect to {_with_tls(url)}"
     return UnavailableError(
         f"mqtt: {url} closed the connection instead of answering CONNECT",
         applied=False,
-        why=None if url.tls else "it does not accept MQTT without TLS, as a port with TLS or of another protocol",
-        do="check that this port speaks MQTT 5, and whether the server requires a client certificate"
-        if url.tls
-        else f"check that this port speaks MQTT 5; if it uses TLS, connect to {_with_tls(url)}",
+        why=f"it stops or restarts, {other}, or does not speak MQTT",
+        do=f"try again; if it repeats, {check}",
     )
 
 

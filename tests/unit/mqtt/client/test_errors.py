@@ -11,7 +11,7 @@ from penstock.mqtt.client import errors
 from penstock.mqtt.codec.packets import ConnAck
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.client.events import Closed
-from penstock.mqtt.url import parse_broker_url
+from penstock.mqtt.url import BrokerUrl, parse_broker_url
 
 PLAIN = parse_broker_url("mqtt://plant:1883")
 SECURE = parse_broker_url("mqtts://plant")
@@ -44,6 +44,19 @@ def test_connections_that_say_nothing() -> None:
     assert "connect to mqtts://plant:1883" in str(errors.no_answer(PLAIN, 3))
     assert "connect to mqtts://plant:1883" in str(errors.lost(PLAIN, accepted=False))
     assert errors.lost(SECURE, accepted=True).applied is None
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        (PLAIN, "it stops or restarts, uses TLS, or does not speak MQTT"),
+        (SECURE, "it stops or restarts, requires a client certificate, or does not speak MQTT"),
+    ],
+)
+def test_a_connection_that_ends_before_the_answer_has_several_possible_reasons(url: BrokerUrl, why: str) -> None:
+    error = errors.lost(url, accepted=False)
+    assert (error.applied, error.why) == (False, why)
+    assert (error.do or "").startswith("try again; if it repeats, check that this port speaks MQTT 5")
 
 
 @pytest.mark.parametrize(
