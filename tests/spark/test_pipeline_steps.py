@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.rows import key_column, rows_of, windows_as_rows
+from penstock.pipelines.rows import data_columns, key_column, rows_of, windows_as_rows
 from penstock.pipelines.sinks.delivery import key_changes, letter_record, mark_unwritable
 from penstock.pipelines.sinks.one_pass import flattened, outcome, outcome_column
 from penstock.pipelines.spec.pipeline import PlanNode
@@ -352,6 +352,19 @@ def test_expressions_that_fail_on_a_row_leave_the_others_alone(spark: SparkSessi
     assert "text" not in found[0].asDict()
 
 
+def test_columns_are_renamed_all_at_once(spark: SparkSession) -> None:
+    parse = {"name": "parsed", "parse": {"schema": "a INT, b INT, s STRUCT<low: INT, high: INT>"}}
+    renamed = {"rename": {"a": "b", "b": "a", "s": "t", "s.low": "Low"}}
+    given = rows(spark, b'{"a":1,"b":2,"s":{"low":3,"high":4}}', b"{}")
+    made = apply(given, steps(parse, {"name": "m", "map": renamed}), no_lookup)
+    assert data_columns(made) == ["b", "a", "t"]
+    (one, nothing) = (row.asDict(recursive=True) for row in made.orderBy("_source.offset").collect())
+    assert (one["b"], one["a"], one["t"]) == (1, 2, {"Low": 3, "high": 4})
+    assert nothing["t"] is None
+    with pytest.raises(ConfigError, match=r"two fields would have the name 's\.HIGH'"):
+        apply(given, steps(parse, {"name": "m", "map": {"rename": {"s.low": "HIGH"}}}), no_lookup)
+
+
 def windowed(**given: Any) -> dict[str, Any]:
     window = {"time": "t", "duration": "1 hour", "watermark": "1 hour", "by": ["note"], "max_ahead": "2 hours"}
     return {"name": "w", "window": window | given}
@@ -516,6 +529,7 @@ def test_a_value_that_is_too_large_for_a_sink_is_a_dead_letter(
     ("step", "message"),
     [
         ({"rename": {"nope": "x"}}, "there is no column 'nope'"),
+        ({"rename": {"flow": "T"}}, "two columns would have the name 'T'"),
         ({"drop": ["flow.x"]}, "column 'flow' has no fields to drop"),
         ({"compute": {"x": "nope + 1"}}, "`nope` cannot be resolved"),
         # What is there, and not Spark's number of the error.

@@ -329,14 +329,13 @@ class Streams:
         made.add(f"rows = {calls[0]}")
         for old, new in given.rename.items():
             column, *rest = old.split(".")
-            if not rest:
-                made.add(f"rows = rows.withColumnRenamed({literal_text(old)}, {literal_text(new)})")
-                continue
-            place = ".".join([*rest[:-1], new])
-            value = f"sf.col({literal_text(column)}).withField({literal_text(place)}, sf.col({literal_text(old)}))"
-            made.add(
-                f"rows = rows.withColumn({literal_text(column)}, {value}.dropFields({literal_text('.'.join(rest))}))"
-            )
+            if rest:
+                place = ".".join([*rest[:-1], quoted_name(new)])
+                value = f"sf.col({literal_text(column)}).withField({literal_text(place)}, sf.col({literal_text(old)}))"
+                if new.lower() != rest[-1].lower():
+                    value += f".dropFields({literal_text('.'.join(rest))})"
+                made.add(f"rows = rows.withColumn({literal_text(column)}, {value})")
+        made.add(*_renames({old: new for old, new in given.rename.items() if "." not in old}))
         computed = _computed(given)
         if computed:
             columns = ", ".join(f"{literal_text(name)}: {value}" for name, value in computed.items())
@@ -638,6 +637,21 @@ def _projections(step: str, statement_: str) -> tuple[list[str], frozenset[str]]
     if len(parts) != len(found.columns):
         raise NotExportable(f"the statement of step {step} cannot be split into its expressions")
     return parts, frozenset(name for name in found.relations if name)
+
+
+def _renames(names: Mapping[str, str]) -> list[str]:
+    """Return statements that rename the columns ``names`` of ``rows``; columns that get the names of others in turn get
+    temporary ones first."""
+    before = {old.lower() for old in names}
+    passes: list[Mapping[str, str]] = [names]
+    if any(new.lower() in before - {old.lower()} for old, new in names.items()):
+        first = {old: f"_renamed_{place}" for place, old in enumerate(names)}
+        passes = [first, dict(zip(first.values(), names.values(), strict=True))]
+    return [
+        f"rows = rows.withColumnRenamed({literal_text(old)}, {literal_text(new)})"
+        for renamed in passes
+        for old, new in renamed.items()
+    ]
 
 
 def _computed(given: Map) -> dict[str, str]:

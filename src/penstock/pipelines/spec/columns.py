@@ -630,6 +630,8 @@ def _in_template(where: Location, template: str) -> Iterator[Named]:
 def _map_problems(given: Map, columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
     """Check rename, compute and drop, each with the columns after the previous one."""
     yield from _missing(((("rename", old), old) for old in given.rename), columns, stream, where)
+    if columns is not None:
+        yield from _twice(given, columns, where)
     columns = _renamed(given, columns)
     # The struct of a computed field must exist; a computed column may be new.
     nested = [path for path in given.compute if "." in path]
@@ -637,6 +639,19 @@ def _map_problems(given: Map, columns: Columns, stream: str, where: Location) ->
     computed = ((("compute", path), text) for path, text in given.compute.items())
     yield from _wrong_expressions(computed, columns, stream, where)
     yield from _missing(_listed(("drop",), given.drop), _computed(given, columns), stream, where)
+
+
+def _twice(given: Map, columns: dict[str, KnownColumn], where: Location) -> Iterator[Problem]:
+    """Yield renamed columns that would have the name of another one."""
+    new = _new_names(given)
+    used = [new.get(name, column.name).lower() for name, column in columns.items()]
+    for old, name in given.rename.items():
+        if "." not in old and used.count(name.lower()) > 1:
+            yield Problem((*where, "rename", old), name, "expected the name of a new column")
+
+
+def _new_names(given: Map) -> dict[str, str]:
+    return {old.lower(): name for old, name in given.rename.items() if "." not in old}
 
 
 def _explode_problems(given: Explode, columns: Columns, stream: str, where: Location) -> Iterator[Problem]:
@@ -875,7 +890,7 @@ def _window_columns(window: Window, before: dict[str, KnownColumn]) -> Columns:
 def _renamed(given: Map, columns: Columns) -> Columns:
     if columns is None:
         return None
-    new = {old.lower(): name for old, name in given.rename.items() if "." not in old}
+    new = _new_names(given)
     renamed = [column._replace(name=new.get(name, column.name)) for name, column in columns.items()]
     return {column.name.lower(): column for column in renamed}
 

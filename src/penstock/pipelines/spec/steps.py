@@ -582,7 +582,10 @@ class Map(Part):
     computed columns. If an expression fails (a cast, a division by zero), the record becomes a dead letter.
     """
 
-    rename: dict[FieldPath, Column] = Field(default_factory=dict, description="old name to new name")
+    rename: dict[FieldPath, Column] = Field(
+        default_factory=dict,
+        description="old name to new name, of all columns at once; no other column may have the new name",
+    )
     compute: dict[FieldPath, Expression] = Field(default_factory=dict, description="name to SQL expression")
     drop: list[FieldPath] = Field(default_factory=list, description="columns to remove")
 

@@ -10,7 +10,7 @@ expression in this node (see ``catalyst``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -232,9 +232,12 @@ def sql_step(rows: DataFrame, name: str, statement: str, view: str) -> DataFrame
 
 
 def map_step(rows: DataFrame, name: str, given: Map) -> DataFrame:
-    """Rename, compute and drop columns."""
-    for old, new in given.rename.items():
-        rows = _renamed(rows, old, new)
+    """Rename, compute and drop columns.
+
+    Raises:
+        ConfigError: a column does not exist, or two would have the same name.
+    """
+    rows = _renamed(rows, name, given.rename)
     if given.compute:
         columns = [quoted_column(column) for column in rows.columns]
         made = [sf.expr(text).alias(f"_made_{n}") for n, text in enumerate(given.compute.values())]
@@ -331,13 +334,46 @@ def _top(rows: DataFrame, path: str) -> tuple[str, list[str]]:
     return found, rest
 
 
-def _renamed(rows: DataFrame, old: str, new: str) -> DataFrame:
-    column, rest = _top(rows, old)
-    if not rest:
-        return rows.withColumnRenamed(column, new)
-    place = ".".join([*rest[:-1], new])
-    value = sf.col(".".join(map(quoted, [column, *rest])))
-    return rows.withColumn(column, quoted_column(column).withField(place, value).dropFields(".".join(rest)))
+def _renamed(rows: DataFrame, step: str, names: Mapping[str, str]) -> DataFrame:
+    """Rename columns and fields; all of ``names`` are those before the step, so that two columns can swap theirs."""
+    columns: dict[str, str] = {}
+    for old, new in names.items():
+        column, rest = _top(rows, old)
+        if rest:
+            rows = _with_renamed_field(rows, step, column, rest, new)
+        else:
+            columns[column] = new
+    if not columns:
+        return rows
+    made = [columns.get(column, column).lower() for column in data_columns(rows)]
+    twice = next((new for new in columns.values() if made.count(new.lower()) > 1), None)
+    if twice is not None:
+        raise _same_name(step, "columns", twice)
+    return rows.selectExpr(
+        *(f"{quoted(each)} AS {quoted(columns[each])}" if each in columns else quoted(each) for each in rows.columns)
+    )
+
+
+def _with_renamed_field(rows: DataFrame, step: str, column: str, path: Sequence[str], new: str) -> DataFrame:
+    """Rename the field at ``path`` below the struct ``column``; it becomes the last one of its struct."""
+    *parents, old = path
+    struct = rows.select(".".join(map(quoted, [column, *parents]))).schema[0].dataType
+    names = struct.names if isinstance(struct, StructType) else []
+    if new.lower() in {each.lower() for each in names} - {old.lower()}:
+        raise _same_name(step, "fields", ".".join([column, *parents, new]))
+    value = sf.col(".".join(map(quoted, [column, *path])))
+    made = quoted_column(column).withField(".".join(map(quoted, [*parents, new])), value)
+    # The field with a name that differs in upper and lower case only is replaced.
+    return rows.withColumn(column, made if new.lower() == old.lower() else made.dropFields(".".join(path)))
+
+
+def _same_name(step: str, what: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"step {step!r}: two {what} would have the name {name!r}",
+        option="map.rename",
+        why="Spark compares names case-insensitively",
+        do="choose another name, or drop the other one in a map step before",
+    )
 
 
 def _with(rows: DataFrame, path: str, value: Column) -> DataFrame:

@@ -278,3 +278,25 @@ def test_options_that_need_a_run_are_left_out_and_partitions_of_merged_tables_ar
 )
 def test_statements_are_broken_like_those_of_a_formatter(text: str, lines: list[str]) -> None:
     assert statement(text) == lines
+
+
+def test_renamed_columns_get_their_names_at_once(tmp_path: Path) -> None:
+    text = (
+        "name: p\nsource: {topics: [t]}\nsteps:\n"
+        '  - {name: parsed, parse: {schema: "a INT, b INT, c INT, s STRUCT<low: INT, high: INT>"}}\n'
+        "  - {name: swapped, map: {rename: {a: b, b: a, s.low: Low}}}\n"
+        "  - {name: other, map: {rename: {c: d, s.high: top}}}\n"
+        "sinks: [{name: rows, console: {}}]\n"
+    )
+    lines = [line.strip() for line in program(exported(text, tmp_path)).splitlines()]
+    assert [line for line in lines if "withColumnRenamed" in line] == [
+        'rows = rows.withColumnRenamed("a", "_renamed_0")',
+        'rows = rows.withColumnRenamed("b", "_renamed_1")',
+        'rows = rows.withColumnRenamed("_renamed_0", "b")',
+        'rows = rows.withColumnRenamed("_renamed_1", "a")',
+        'rows = rows.withColumnRenamed("c", "d")',
+    ]
+    assert [line for line in lines if "withField" in line] == [
+        'rows = rows.withColumn("s", sf.col("s").withField("Low", sf.col("s.low")))',
+        'rows = rows.withColumn("s", sf.col("s").withField("top", sf.col("s.high")).dropFields("high"))',
+    ]

@@ -122,6 +122,11 @@ def test_columns_that_are_there_are_found_whatever_made_them() -> None:
             "machin: id",
             "steps[1].map.rename.machin': got 'machin', expected a column of 'read': machine",
         ),
+        (
+            "machine: id",
+            "machine: AT",
+            "steps[1].map.rename.machine': got 'AT', expected the name of a new column",
+        ),
         ("place.floor: ", "plac.floor: ", "map.compute.plac.floor': got 'plac.floor', expected a column of 'read': id"),
         (
             "drop: [place.nr]",
