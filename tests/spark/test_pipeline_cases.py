@@ -89,6 +89,44 @@ cases:
 """
 
 
+DOTTED = """\
+name: dotted
+source: {topics: [t]}
+dead_letters: {path: dead}
+steps:
+  - name: parsed
+    parse: {schema: "`pump.flow` DOUBLE, `pump.at` TIMESTAMP, place STRING, limits STRUCT<low: INT>"}
+  - name: of_b
+    filter: place = 'b'
+  - name: two
+    concat: [parsed, of_b]
+  - name: once
+    dedupe: {key: pump.flow, within: 1 day}
+  - name: busy
+    from: parsed
+    window: {time: pump.at, duration: 1 hour, watermark: 1 hour, by: [pump.flow], aggregates: {n: count(*)}}
+sinks:
+  - {name: look, from: once, console: {}}
+  - {name: merged, from: parsed, table: {path: merged, format: delta, mode: merge, keys: [pump.flow]}}
+  - {name: records, from: parsed, tubemq: {topic: out, order_by: pump.flow, headers: {low: "{limits.low}"}}}
+  - {name: messages, from: parsed, mqtt: {topic: "t/{place}", value: [pump.flow, limits.low]}}
+  - {name: keys, from: parsed, statestore: {order_by: pump.flow, entries: [{key: "{place}"}]}}
+  - {name: hours, from: busy, mqtt: {topic: hours, value: [pump.flow, n]}}
+"""
+CASE_OF_DOTTED = """\
+cases:
+  - name: of one reading
+    input: [{id: x, value: {pump.flow: 1.5, pump.at: "2024-05-01T12:01:00Z", place: a, limits: {low: 1}}}]
+    expect:
+      look: [{pump.flow: 1.5, pump.at: "2024-05-01T12:01:00Z", place: a, limits: {low: 1}}]
+      merged: [{pump.flow: 1.5, pump.at: "2024-05-01T12:01:00Z", place: a, limits: {low: 1}}]
+      records: [{value: {pump.flow: 1.5, place: a, limits: {low: 1}}, headers: {low: "1"}}]
+      messages: [{topic: t/a, payload: {pump.flow: 1.5, low: 1}}]
+      keys: {a: {pump.flow: 1.5, place: a, limits: {low: 1}}}
+      hours: [{topic: hours, payload: {pump.flow: 1.5, n: 1}}]
+"""
+
+
 @pytest.fixture(autouse=True)
 def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
@@ -169,6 +207,14 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
     assert (line["case"], line["ok"], line["differences"], len(line["found"]["look"])) == ("messages", True, [], 2)
     assert main([*command, "--case", "none"]) == 2
     assert "is not one of the cases" in capsys.readouterr().err
+
+
+def test_names_of_columns_may_have_dots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.yaml").write_text(DOTTED)
+    (tmp_path / "p.test.yaml").write_text(CASE_OF_DOTTED)
+    status = main(["pipeline", "test", str(tmp_path / "p.yaml")])
+    printed = capsys.readouterr()
+    assert status == 0, printed.out + printed.err
 
 
 def test_a_sink_that_cannot_be_built_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

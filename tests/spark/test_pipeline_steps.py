@@ -365,6 +365,18 @@ def test_columns_are_renamed_all_at_once(spark: SparkSession) -> None:
         apply(given, steps(parse, {"name": "m", "map": {"rename": {"s.low": "HIGH"}}}), no_lookup)
 
 
+def test_streams_whose_columns_differ_in_case_and_type_are_not_combined(spark: SparkSession) -> None:
+    """Spark would convert a text to a number, and one that is none would end the query."""
+    *branches, combined = steps(
+        {"name": "number", "parse": {"schema": "value DOUBLE"}},
+        {"name": "text", "parse": {"schema": "Value STRING"}},
+        {"name": "all", "concat": ["number", "text"]},
+    )
+    graph = [*(PlanNode(step, ("source",)) for step in branches), PlanNode(combined, ("number", "text"))]
+    with pytest.raises(ConfigError, match="column 'Value' is double in 'number' and string in 'text'"):
+        build_stream(lambda _: rows(spark, b"{}"), graph, "all", no_lookup)
+
+
 def windowed(**given: Any) -> dict[str, Any]:
     window = {"time": "t", "duration": "1 hour", "watermark": "1 hour", "by": ["note"], "max_ahead": "2 hours"}
     return {"name": "w", "window": window | given}

@@ -50,7 +50,7 @@ from penstock.pipelines.spec.sources import (
     StateStoreSource,
     TubeOptions,
 )
-from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, template_parts
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, quoted_name, template_parts
 from penstock.spark.files.feed_options import CHANGE_TYPE
 from penstock.spark.tube.options import HEADER_PREFIX
 
@@ -72,6 +72,8 @@ __all__ = [
     "key_column",
     "mark_dead",
     "record_identity",
+    "reference",
+    "references",
     "refuse_internal",
     "rejected_after",
     "rows_of",
@@ -122,7 +124,7 @@ def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
     its end, and the value is the window as JSON.
     """
     edges = [sf.split_part("_id", sf.lit("-"), sf.lit(n)).try_cast("bigint") for n in (1, 2)]
-    value = sf.to_json(sf.struct(*data_columns(windows)), {"ignoreNullFields": "false"})
+    value = sf.to_json(sf.struct(*references(windows)), {"ignoreNullFields": "false"})
     fields = [
         sf.lit(name).alias("source"),
         sf.lit(name).alias("topic"),
@@ -172,6 +174,21 @@ def internal_columns(rows: DataFrame) -> list[str]:
 def data_columns(rows: DataFrame) -> list[str]:
     """Return the names of the user's columns."""
     return [column for column in rows.columns if column not in INTERNAL]
+
+
+def reference(rows: DataFrame, name: str) -> str:
+    """Return the text with which Spark finds the column ``name`` of ``rows``, or a field of a struct (``limits.low``).
+
+    The name of a column may have a dot, as names in JSON do.
+    """
+    if "." in name and name.lower() in (column.lower() for column in rows.columns):
+        return quoted_name(name)
+    return name
+
+
+def references(rows: DataFrame, names: Sequence[str] | None = None) -> list[str]:
+    """Return :func:`reference` of each of ``names``, by default of the user's columns."""
+    return list(map(quoted_name, data_columns(rows))) if names is None else [reference(rows, name) for name in names]
 
 
 def record_identity(rows: DataFrame) -> list[str]:
@@ -230,7 +247,8 @@ def key_column(rows: DataFrame, template: str) -> Column:
     return sf.concat(*(_key_text(rows, text) if column else sf.lit(text) for text, column in template_parts(template)))
 
 
-def _key_text(rows: DataFrame, column: str) -> Column:
+def _key_text(rows: DataFrame, name: str) -> Column:
+    column = reference(rows, name)
     if isinstance(rows.select(column).schema.fields[0].dataType, TimestampType):
         return sf.date_format(column, "yyyy-MM-dd'T'HH:mm:ss'Z'")
     return sf.col(column).cast("string")

@@ -394,7 +394,7 @@ class SinkBatches:
         watermark = self.checkpoint.late_watermark_ms(batch)
         # Late duplicates of an event count once; `<=`, since an event at the watermark is dropped too. Before the first
         # watermark Spark compares with 0, and drops windows that ended before 1970.
-        place = late_from_ms(window, deduped=plan.has_dedupe)
+        place = late_from_ms(records, window, deduped=plan.has_dedupe)
         is_late = alive() & (place <= sf.lit(watermark))
         late = sf.count_distinct(sf.when(is_late, sf.struct(*record_identity(records)))).alias("late")
         if plan.late_sinks or plan.dead_letters_of:

@@ -42,6 +42,8 @@ from penstock.pipelines.rows import (
     key_column,
     mark_dead,
     record_identity,
+    reference,
+    references,
     too_large,
 )
 from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
@@ -187,7 +189,7 @@ def _in_order(
 ) -> DataFrame:
     """Return the messages of ``rows``, in order within each partition; ``batch`` is part of the ids of windows."""
     order = None if sink.messages is None else sink.messages.order_by
-    ordered = rows if order is None else rows.sortWithinPartitions(order)
+    ordered = rows if order is None else rows.sortWithinPartitions(reference(rows, order))
     return as_messages(ordered, sink, pipeline, batch=batch, value=value)
 
 
@@ -255,13 +257,14 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
 
 def _value(rows: DataFrame, messages: Messages) -> Column:
     if not isinstance(messages.value, str):
-        columns = messages.value or data_columns(rows)
+        columns = messages.value or None
         if isinstance(messages, KafkaSink) and messages.registered is not None:
             # A test case has these columns in JSON.
-            columns = value_fields(messages, columns)
-        return sf.to_json(sf.struct(*columns))
-    kind = rows.select(messages.value).schema.fields[0].dataType
-    return sf.col(messages.value) if isinstance(kind, BinaryType) else sf.col(messages.value).cast("string")
+            columns = value_fields(messages, columns or data_columns(rows))
+        return sf.to_json(sf.struct(*references(rows, columns)))
+    value = reference(rows, messages.value)
+    kind = rows.select(value).schema.fields[0].dataType
+    return sf.col(value) if isinstance(kind, BinaryType) else sf.col(value).cast("string")
 
 
 def _pairs(rows: DataFrame, templates: Mapping[str, str]) -> Column:
@@ -290,13 +293,14 @@ def last_of_each_key(rows: DataFrame, sink: TableSink, writer: str) -> DataFrame
     Raises:
         PenstockError: two rows have the same key, and their order is undefined.
     """
-    keys = sink.keys
+    keys = references(rows, sink.keys)
     if sink.order_by is not None:
-        order = Window.partitionBy(*keys).orderBy(sf.col(sink.order_by).desc_nulls_last(), *_row_id(rows))
+        last = sf.col(reference(rows, sink.order_by)).desc_nulls_last()
+        order = Window.partitionBy(*keys).orderBy(last, *_row_id(rows))
         return rows.withColumn("_place", sf.row_number().over(order)).where("_place = 1").drop("_place")
     twice = rows.groupBy(*keys).count().where("count > 1").first()
     if twice is not None:
-        named = ", ".join(f"{key} {twice[key]!r}" for key in keys)
+        named = ", ".join(f"{key} {twice[place]!r}" for place, key in enumerate(sink.keys))
         raise PenstockError(
             f"{twice['count']} rows of one batch have the key {named}",
             why=f"sink {writer!r} merges by key, and the order of these rows is undefined",
@@ -833,7 +837,7 @@ def _write_files(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
 
 def _print_rows(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.console is not None
-    columns = sf.struct(*data_columns(batch.rows))
+    columns = sf.struct(*references(batch.rows))
     lines = batch.rows.select(sf.to_json(columns, {"ignoreNullFields": "false"}).alias("line"))
     printed = [row["line"] for row in lines.limit(sink.console.rows).collect()]
     writer.targets.show(sink.name, batch.number, printed)
@@ -856,7 +860,7 @@ def key_rows(rows: DataFrame, sink: StateStoreSink) -> DataFrame:
         holds = sf.coalesce(sf.col(f"_when{index}"), sf.expr("false"))
         parts = {"entry": sf.lit(index), "key": key_column(rows, entry.key), "value": sf.when(holds, value)}
         made.append(sf.struct(*(part.alias(name) for name, part in parts.items())))
-    order = [] if sink.order_by is None else [sf.col(sink.order_by).alias("order")]
+    order = [] if sink.order_by is None else [sf.col(reference(rows, sink.order_by)).alias("order")]
     numbered = rows.select(*order, sf.monotonically_increasing_id().alias("row"), sf.array(*made).alias("changes"))
     each = numbered.select(*(name for name in numbered.columns if name != "changes"), sf.inline("changes"))
     # Some keys of a row may be null; rows without any key are dead (_mark_rows_without_key).
@@ -875,7 +879,7 @@ def key_changes(rows: DataFrame, sink: StateStoreSink) -> list[KeyWrite]:
 
 def entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
     """Return the JSON value of a row for ``entry``."""
-    return sf.to_json(sf.struct(*(entry.value or data_columns(rows))))
+    return sf.to_json(sf.struct(*references(rows, entry.value or None)))
 
 
 def mark_unwritable(rows: DataFrame, sink: Sink) -> DataFrame:

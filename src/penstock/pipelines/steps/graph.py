@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, NumericType
 
 from penstock.errors import ConfigError, shortened
 from penstock.pipelines.catalyst import attributes
-from penstock.pipelines.rows import data_columns, internal_columns
+from penstock.pipelines.rows import data_columns, internal_columns, references
 from penstock.pipelines.spec.pipeline import PlanNode, SinkPlan
 from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.spec.values import sink_letter
@@ -250,7 +250,7 @@ class _StreamBuilder:
         for source, rows in zip(node.reads, self._reported_once(node, inputs), strict=True):
             ways = [sf.col("_path")] if "_path" in rows.columns else []
             tagged = rows.withColumn("_path", sf.concat_ws("+", *ways, sf.lit(source)))
-            tagged = tagged.select(*internal_columns(tagged), *data_columns(tagged))
+            tagged = tagged.select(*internal_columns(tagged), *references(tagged))
             made = tagged if made is None else made.unionByName(tagged, allowMissingColumns=True)
         assert made is not None
         return made
@@ -299,7 +299,8 @@ def _refuse_other_types(node: PlanNode, inputs: list[DataFrame]) -> None:
     for source, rows in zip(node.reads, inputs, strict=True):
         for column in data_columns(rows):
             kind = rows.schema[column].dataType
-            other, there = kinds.setdefault(column, (kind, source))
+            # Spark compares names case-insensitively, and would convert texts to numbers, which fails on other texts.
+            other, there = kinds.setdefault(column.lower(), (kind, source))
             both_numbers = isinstance(kind, NumericType) and isinstance(other, NumericType)
             if kind != other and not both_numbers:
                 raise ConfigError(

@@ -25,6 +25,7 @@ from penstock.pipelines.rows import (
     data_columns,
     mark_dead,
     record_identity,
+    reference,
     unmarked,
 )
 from penstock.pipelines.spec.pipeline import SinkPlan
@@ -122,7 +123,7 @@ def _side(rows: DataFrame, side: str, on: Sequence[str], time: EventTime) -> Dat
         sf.concat_ws("#", *record_identity(rows)).alias(f"_{side}_id"),
         sf.struct(*(sf.col(f"_source.{field}").alias(field) for field in _COORDINATES)).alias(f"_{side}_at"),
         *(quoted_column(name).alias(f"_{side}_{n}") for n, name in enumerate(on)),
-        sf.col(time.column).alias(f"_{side}_time"),
+        sf.col(reference(rows, time.column)).alias(f"_{side}_time"),
     ).withWatermark(f"_{side}_time", time.watermark)
 
 
@@ -146,7 +147,7 @@ def _check_types(left: DataFrame, right: DataFrame, name: str, join: Join) -> No
                 do="cast one of them in a map or sql step",
             )
     for rows, option, time in ((left, "left_time", join.left_time), (right, "right_time", join.right_time)):
-        kind = rows.select(time).schema[0].dataType
+        kind = rows.select(reference(rows, time)).schema[0].dataType
         if not isinstance(kind, TimestampType):
             raise ConfigError(
                 f"step {name!r}: column {time!r} is {kind.simpleString()}, which is no event time",
@@ -164,13 +165,13 @@ def mark_late(rows: DataFrame, plan: SinkPlan, side: str, watermark_ms: int) -> 
     assert step.join is not None
     time = step.join.left_time if side == "left" else step.join.right_time
     # Before the first watermark Spark compares with 0, and drops what a device dates 1970 that does not know the time.
-    is_late = alive() & (sf.unix_micros(time) <= sf.lit(watermark_ms * 1000))
+    is_late = alive() & (sf.unix_micros(reference(rows, time)) <= sf.lit(watermark_ms * 1000))
     marked = rows.withColumn(_LATE, sf.coalesce(is_late, sf.lit(False)))
     if step.join.late == "count":
         return marked
     said = sf.format_string(
         "the event is dated %s, and the watermark was %s",
-        sf.col(time).cast("string"),
+        sf.col(reference(rows, time)).cast("string"),
         sf.timestamp_millis(sf.lit(watermark_ms)).cast("string"),
     )
     return mark_dead(marked, step.name, [(LATE, sf.when(sf.col(_LATE), said))])

@@ -21,7 +21,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError, PenstockError, UnavailableError
-from penstock.pipelines.rows import alive, key_column, mark_dead
+from penstock.pipelines.rows import alive, key_column, mark_dead, reference, references
 from penstock.pipelines.spec.steps import LOOKUP_DATASETS, Enrich
 from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.state_dir import layout
@@ -92,12 +92,13 @@ def enrich_step(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLoo
     """Add the values of the keys in ``enrich.key`` as a struct column ``enrich.into``; failures become dead rows."""
     schema = schema_of(name, enrich.columns)
     keyed = rows.withColumn("_key", sf.when(alive(), key_column(rows, enrich.key)))
+    matched = references(rows, list(enrich.match.values()))
     lookup = Lookup(
         "_key",
         "_found",
         duration_ms(enrich.refresh),
         tuple(enrich.match),
-        tuple(enrich.match.values()),
+        tuple(matched),
         enrich.missing,
         enrich.unavailable,
         duration_ms(enrich.wait),
@@ -120,7 +121,10 @@ def enrich_step(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLoo
     if enrich.missing == "dead_letter" and enrich.as_of is None:
         reason = sf.format_string("the state store has no key %s", "_key")
         if enrich.match:
-            texts = [sf.format_string(f"{_format_escaped(field)} %s", column) for field, column in enrich.match.items()]
+            texts = [
+                sf.format_string(f"{_format_escaped(field)} %s", column)
+                for field, column in zip(enrich.match, matched, strict=True)
+            ]
             reason = sf.concat(sf.format_string("nothing under key %s has ", "_key"), sf.concat_ws(", ", *texts))
         nothing = sf.col("_found.value").isNull()
         if enrich.unavailable == "pass":
@@ -132,12 +136,13 @@ def enrich_step(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLoo
     return marked.withColumn(enrich.into, value).drop("_key", "_at", "_found", "_json")
 
 
-def _milliseconds(rows: DataFrame, step: str, column: str) -> Column:
-    """Return the event time in ``column`` in ms since 1970."""
+def _milliseconds(rows: DataFrame, step: str, name: str) -> Column:
+    """Return the event time in the column ``name`` in ms since 1970."""
+    column = reference(rows, name)
     kind = rows.select(column).schema.fields[0].dataType
     if not isinstance(kind, TimestampType | TimestampNTZType):
         raise ConfigError(
-            f"step {step!r}: the column {column!r} is {kind.simpleString()}",
+            f"step {step!r}: the column {name!r} is {kind.simpleString()}",
             option="as_of.time",
             why="an as-of join compares times",
             do=f"use a column of type TIMESTAMP, or compute one in a map step: CAST({column} AS TIMESTAMP)",

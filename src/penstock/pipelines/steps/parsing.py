@@ -45,7 +45,7 @@ from penstock.payloads.errors import (
     UNKNOWN_METRIC,
 )
 from penstock.payloads.protobuf import ProtobufMessages
-from penstock.pipelines.rows import ALIVE, alive, data_columns, internal_columns, mark_dead, refuse_internal
+from penstock.pipelines.rows import ALIVE, alive, data_columns, internal_columns, mark_dead, references, refuse_internal
 from penstock.pipelines.spec.steps import Parse
 from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
 from penstock.pipelines.steps.expectations import add_checks
@@ -474,7 +474,7 @@ def _raw(rows: DataFrame, name: str, schema: StructType) -> DataFrame:
         failures.append(("parse.not_utf8", sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8"))))
     marked = mark_dead(rows, name, failures)
     data = sf.when(alive(), text if is_text else value).alias(field.name)
-    return marked.select(*internal_columns(rows), *data_columns(rows), data)
+    return marked.select(*internal_columns(rows), *references(rows), data)
 
 
 def _is_one_value(value: Column, text: Column, spark: SparkSession) -> Column:

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from penstock.errors import shortened
-from penstock.pipelines.rows import alive, mark_dead, rejected_after
+from penstock.pipelines.rows import alive, mark_dead, reference, references, rejected_after
 from penstock.pipelines.spec.steps import Dedupe, Step, Window
 from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.steps.expressions import FAILED, quoted_column, tried_windows, try_arguments
@@ -49,7 +49,7 @@ class EventTime(NamedTuple):
 
 def mark_invalid_times(rows: DataFrame, name: str, event: EventTime) -> DataFrame:
     """Mark rows without a valid time as dead in the step ``name``."""
-    time = sf.col(event.column)
+    time = sf.col(reference(rows, event.column))
     # Apache's brokers do not return the append time of a record.
     arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
     is_ahead = sf.unix_millis(time) > sf.unix_millis(arrived) + sf.lit(duration_ms(event.max_ahead))
@@ -67,7 +67,7 @@ def mark_invalid_times(rows: DataFrame, name: str, event: EventTime) -> DataFram
 def mark_invalid_records(rows: DataFrame, name: str, window: Window) -> DataFrame:
     """Mark rows as dead in the window step ``name`` without a valid time, or on which an aggregate fails."""
     rows = mark_invalid_times(rows, name, EventTime.of(window))
-    tried, texts = try_arguments(rows, rows.groupBy(*window.by).agg(*_aggregates(window)), "_attempt")
+    tried, texts = try_arguments(rows, rows.groupBy(*references(rows, window.by)).agg(*_aggregates(window)), "_attempt")
     failures = [
         (FAILED, sf.when(quoted_column(column).isNull(), sf.lit(f"aggregate {of!r} fails: {shortened(text)}")))
         for column, (of, text) in texts.items()
@@ -87,7 +87,7 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Seq
     own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), row_id)).otherwise(again)
     if dedupe.key != "id":
         # A row without the key, such as a dead row, is compared by its id.
-        key = sf.col(dedupe.key).cast("string")
+        key = sf.col(reference(rows, dedupe.key)).cast("string")
         own = sf.when(alive() & first & key.isNotNull(), sf.concat(sf.lit("key:"), key)).otherwise(own)
     if "_path" in rows.columns:
         # A record that was filtered on one path is not a duplicate of itself on another.
@@ -102,7 +102,7 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Seq
         assert window is not None
         assert window.window is not None
         placed = mark_invalid_times(keyed, window.name, EventTime.of(window.window))
-        timed = placed.where(alive()).withWatermark(window.window.time, window.window.watermark)
+        timed = placed.where(alive()).withWatermark(reference(rows, window.window.time), window.window.watermark)
     # Test cases run as a batch, which has no watermark.
     once = timed.dropDuplicatesWithinWatermark if rows.isStreaming else timed.dropDuplicates
     return once(["_copy_of"]).drop("_copy_of", "_arrived")
@@ -111,33 +111,34 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Seq
 def window_step(rows: DataFrame, name: str, window: Window, *, timed: bool) -> DataFrame:
     """Aggregate ``rows`` in windows; ``timed``: a dedupe has already set the watermark."""
     rows = mark_invalid_records(rows, name, window).where(alive())
+    time, by = reference(rows, window.time), references(rows, window.by)
     if not timed:
-        rows = rows.withWatermark(window.time, window.watermark)
+        rows = rows.withWatermark(time, window.watermark)
     if window.gap is not None:
-        spans = sf.session_window(window.time, window.gap).alias("window")
+        spans = sf.session_window(time, window.gap).alias("window")
     else:
         assert window.duration is not None
-        spans = sf.window(window.time, window.duration, window.slide).alias("window")
-    counted = tried_windows(rows.groupBy(spans, *window.by).agg(*_aggregates(window)))
+        spans = sf.window(time, window.duration, window.slide).alias("window")
+    counted = tried_windows(rows.groupBy(spans, *by).agg(*_aggregates(window)))
     edges = [sf.col(f"window.{edge}").alias(f"window_{edge}") for edge in ("start", "end")]
     # The id of the window in messages: its group, start and end. It is the same for each change.
     parts = [sf.unix_millis(f"window.{edge}").cast("string") for edge in ("start", "end")]
-    if window.by:
-        parts.append(sf.left(sf.sha2(sf.to_json(sf.struct(*window.by)), 256), sf.lit(32)))
-    return counted.select(*edges, *window.by, *window.aggregates, sf.concat_ws("-", *parts).alias("_id"))
+    if by:
+        parts.append(sf.left(sf.sha2(sf.to_json(sf.struct(*by)), 256), sf.lit(32)))
+    return counted.select(*edges, *by, *window.aggregates, sf.concat_ws("-", *parts).alias("_id"))
 
 
 def _aggregates(window: Window) -> list[Column]:
     return [sf.expr(expression).alias(name) for name, expression in window.aggregates.items()]
 
 
-def late_from_ms(window: Window, *, deduped: bool) -> Column:
-    """Return the first watermark, in ms since 1970, at which an event is late.
+def late_from_ms(rows: DataFrame, window: Window, *, deduped: bool) -> Column:
+    """Return the first watermark, in ms since 1970, at which an event of ``rows`` is late.
 
     After a dedupe by event time this is the event's own time, otherwise the end of the last window that contains it:
     Spark drops windows that have ended, not events.
     """
-    time = sf.unix_millis(window.time)
+    time = sf.unix_millis(reference(rows, window.time))
     if deduped:
         return time
     if window.gap is not None:

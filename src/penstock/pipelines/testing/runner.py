@@ -24,7 +24,7 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.catalyst import COLUMN_SETTINGS, java_process, keep_classes, silence_java
-from penstock.pipelines.rows import alive, data_columns, source_rows, windows_as_rows
+from penstock.pipelines.rows import alive, references, source_rows, windows_as_rows
 from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
 from penstock.pipelines.sinks.delta import DELETES
 from penstock.pipelines.spec.expectations import exceeded, expectation_counts
@@ -240,10 +240,10 @@ def _run(
         return written
     if sink.messages is not None:
         return list(_messages(as_messages(rows, sink, pipeline, batch=0 if sink_plan.windowed else None)))
-    columns = data_columns(rows) if sink.files is None else sink.files.columns or data_columns(rows)
+    columns = references(rows, None if sink.files is None else sink.files.columns or None)
     if sink.table is None or sink.table.delete_when is None:
         return _collect(rows, columns)
-    deleted = _collect(rows.where(DELETES), [*sink.table.keys, DELETES])
+    deleted = _collect(rows.where(DELETES), [*references(rows, sink.table.keys), DELETES])
     return [*_collect(rows.where(f"NOT {DELETES}"), columns), *deleted]
 
 
