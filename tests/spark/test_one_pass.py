@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
@@ -20,6 +23,7 @@ from penstock.pipelines.sinks.one_pass import (
     flattened,
     is_supported,
     outcome,
+    start_worker,
     structure,
     type_of_rows,
     write_in_one_pass,
@@ -190,3 +194,25 @@ def _columns() -> list[str]:
         else:
             parts[-1] += character
     return parts
+
+
+def test_a_worker_that_was_started_has_the_modules_of_a_batch(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def modules(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import sys
+
+        import pyarrow as pa
+
+        for _ in batches:
+            # Before this function, which is not of a module, needs any of them.
+            found = all(name in sys.modules for name in ("penstock.pipelines.sinks.one_pass", "pyarrow.parquet"))
+            yield pa.RecordBatch.from_pydict({"found": [found]})
+
+    # Workers with other variables are new ones.
+    monkeypatch.setitem(spark.sparkContext.environment, "PENSTOCK_TEST", "new worker")
+    rows = spark.range(1).coalesce(1).mapInArrow(modules, "found BOOLEAN")
+    monkeypatch.setitem(spark.sparkContext.environment, "PENSTOCK_TEST", "started worker")
+    start_worker(spark)
+    started = spark.range(1).coalesce(1).mapInArrow(modules, "found BOOLEAN")
+    assert [row.found for row in (*rows.collect(), *started.collect())] == [False, True]

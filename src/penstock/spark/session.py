@@ -44,6 +44,7 @@ __all__ = [
     "quiet_java_options",
     "refuse_connect",
     "session",
+    "start_java",
 ]
 
 SUBMITTED = "submitted"
@@ -94,21 +95,48 @@ def session(
 
     settings = configuration(app_name, master, conf, log_level=log_level)
     if SparkSession.getActiveSession() is None and master != SUBMITTED:
-        check_launcher(os.environ)
-        java = find_java(vector=vector)
-        os.environ["JAVA_HOME"] = str(java.home)
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        if is_local(master):
-            os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-            if (home := installation()) is not None:
-                os.environ["SPARK_HOME"] = str(home)
-            given = settings[_JAVA_OPTIONS]
-            # First, so that logging that is given is not disabled.
-            settings[_JAVA_OPTIONS] = f"{java_options(java.runtime, home, given)} {given}".lstrip()
+        _prepare_java(master, settings, vector=vector)
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def start_java(
+    app_name: str, master: str, conf: Mapping[str, str] | None = None, *, log_level: str = "ERROR", vector: bool = True
+) -> None:
+    """Start the JVM of this process, if none runs, and wait for it (1 to 5 s); :func:`session` then uses it.
+
+    For a process that has other work before it needs the session: call it in a thread, with the arguments of the
+    session. The JVM ends with the process.
+
+    Raises:
+        ConfigError: see :func:`session`.
+    """
+    refuse_connect(conf or {})
+    with needs_extra("spark", "Spark is not installed"):
+        from pyspark import SparkConf, SparkContext
+
+    settings = configuration(app_name, master, conf, log_level=log_level)
+    if master != SUBMITTED:
+        _prepare_java(master, settings, vector=vector)
+    # As the first session does. There is no public function for it.
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))  # noqa: SLF001
+
+
+def _prepare_java(master: str, settings: dict[str, str], *, vector: bool) -> None:
+    """Set the environment and the options with which Spark's launcher starts the JVM."""
+    check_launcher(os.environ)
+    java = find_java(vector=vector)
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        if (home := installation()) is not None:
+            os.environ["SPARK_HOME"] = str(home)
+        given = settings[_JAVA_OPTIONS]
+        # First, so that logging that is given is not disabled.
+        settings[_JAVA_OPTIONS] = f"{java_options(java.runtime, home, given)} {given}".lstrip()
 
 
 def refuse_connect(conf: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from penstock.cli.main import main
 from penstock.demo.data import example
 from penstock.pipelines.ledger.plan_changes import remember
 from penstock.pipelines.run import lease
+from penstock.pipelines.run.run import RunOptions
 from penstock.pipelines.spec.loader import load
+from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import check_shapes
 from penstock.pipelines.state_dir.layout import claim
@@ -126,6 +129,27 @@ def test_a_file_that_cannot_be_used_is_misuse_and_starts_no_spark(
     assert main(["pipeline", command, str(path)]) == 2
     assert "p.yaml:3:25: option 'sinks[0].from': got 'nowhere'" in capsys.readouterr().err
     assert main(["pipeline", command, str(tmp_path / "none.yaml")]) == 2
+
+
+def test_java_starts_for_a_valid_file_and_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps: list[object] = []
+    java: Future[None] = Future()
+
+    def start(name: str, master: str, _conf: object, **jars: object) -> Future[None]:
+        steps.append((name, master, jars))
+        return java
+
+    def execute(pipeline: Pipeline, *, options: RunOptions, **_more: object) -> None:
+        steps.append((pipeline.name, options.java))
+
+    monkeypatch.setattr("penstock.pipelines.run.errors.starting_java", start)
+    monkeypatch.setattr("penstock.pipelines.run.run.run", execute)
+    (tmp_path / "bad.yaml").write_text("name: bad\nsource: {topics: [t]}\n")
+    assert main(["pipeline", "run", "bad.yaml"]) == 2
+    assert steps == []
+    assert main(["pipeline", "run", str(example("pipeline.yaml")), "--spark-master", "local[1]"]) == 0
+    assert steps == [("water", "local[1]", {"delta": False, "bucket": None}), ("water", java)]
 
 
 def test_an_option_that_is_not_sparks_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from pyspark import SparkConf, SparkContext
 
 from penstock.errors import ConfigError
-from penstock.spark.session import SUBMITTED, configuration, is_local
+from penstock.spark.environment.java import Java
+from penstock.spark.session import SUBMITTED, configuration, is_local, start_java
 
 
 @pytest.mark.parametrize(
@@ -114,6 +118,31 @@ def test_jars_are_files_not_downloads() -> None:
 def test_an_unknown_log_level_is_refused() -> None:
     with pytest.raises(ConfigError, match="log level 'quiet' is not a log level of Spark"):
         configuration("app", "local", log_level="quiet")
+
+
+def test_java_starts_as_the_first_session_starts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the function of pyspark that does so, which is not public: if it has another name, this test fails."""
+    asked: list[SparkConf] = []
+    signature = inspect.signature(SparkContext._ensure_initialized)
+
+    def record(*args: object, **given: SparkConf) -> None:
+        signature.bind(*args, **given)
+        asked.append(given["conf"])
+
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", record)
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP", "SPARK_HOME"):
+        monkeypatch.setenv(name, "")  # also restored after the call, which sets them
+        monkeypatch.delenv(name)
+    # Of the module: the package has a function of its name.
+    monkeypatch.setattr(sys.modules["penstock.spark.session"], "find_java", lambda **_: Java(tmp_path, 17, "test"))
+    start_java("app", "local[3]", {"spark.x": "y"})
+    [conf] = asked
+    found = dict(conf.getAll())
+    expected = configuration("app", "local[3]", {"spark.x": "y"})
+    option = "spark.driver.extraJavaOptions"
+    assert found.pop(option).endswith(expected.pop(option))
+    assert found == expected
+    assert os.environ["JAVA_HOME"] == str(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,9 @@ def run(
     spark_conf, address = options_of_spark(conf or []), _address(metrics)
     if traces is not None:
         _check_traces(traces)
-    with needs_spark():
-        from penstock.pipelines.run.run import RunOptions
-        from penstock.pipelines.run.run import run as run_pipeline
-
     if len(files) > 1 or files[0].is_dir():
+        with needs_spark():
+            from penstock.pipelines.run.run import RunOptions
         _refuse_for_several({"--into": into, "--from": begin, "--to": end, "--live": live}, spark_master)
         options = RunOptions(
             spark_master=spark_master,
@@ -137,8 +135,19 @@ def run(
         state = state_of(pipeline.name, state_dir)
         version, pipeline, warnings = file_to_run(files[0], pipeline, state)
         _ask_about_changes(pipeline, state, yes=yes)
+        running = pipeline
     else:
         warnings = _warnings_of(pipeline, replay)
+        running, state = replay.pipeline, replay.state
+    with needs_spark():
+        from penstock.pipelines.run.errors import jars_of, starting_java
+
+        # Java needs seconds to start, as do the following imports and the checks of the run.
+        java = starting_java(running.name, spark_master, spark_conf, **jars_of(running, state))
+
+        from penstock.pipelines.run.run import RunOptions
+        from penstock.pipelines.run.run import run as run_pipeline
+
     if replay is not None and replay.left_out and not as_json:
         left_out = ", ".join(replay.left_out)
         note(f"pipeline {pipeline.name}: replay without {left_out}, which other systems read (--live)")
@@ -158,14 +167,9 @@ def run(
             redriven={} if replay is None else _redriven(pipeline),
             debug=debug,
             file=version,
+            java=java,
         )
-        run_pipeline(
-            pipeline if replay is None else replay.pipeline,
-            state=state if replay is None else replay.state,
-            options=options,
-            emit=screen.show_event,
-            stop=stop,
-        )
+        run_pipeline(running, state=state, options=options, emit=screen.show_event, stop=stop)
     if screen.has_dead and not as_json:
         where = f" --into {shlex.quote(str(into))}" if into is not None else ""
         shown = f"list them: penstock pipeline dead-letter list {shlex.quote(str(files[0]))}{where}"

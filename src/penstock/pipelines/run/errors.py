@@ -7,18 +7,21 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
 
 from penstock.errors import UnavailableError
 from penstock.pipelines.catalyst import COLUMN_SETTINGS, keep_classes
+from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.spark import session
 from penstock.spark.environment.jars import delta_settings, s3a_settings
-from penstock.spark.files.object_storage import ObjectPath
-from penstock.spark.session import SUBMITTED
+from penstock.spark.files.object_storage import ObjectPath, StoragePath
+from penstock.spark.session import SUBMITTED, is_local, start_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,15 +33,21 @@ __all__ = [
     "FULL",
     "STATE_SETTINGS",
     "UNAVAILABLE",
+    "Jars",
     "RetryPolicy",
     "is_incompatible_state",
     "is_jvm_exit",
+    "jars_of",
     "jvm_exit_error",
     "pipeline_session",
     "retry_policy",
     "shield_signals",
+    "starting_java",
+    "starting_worker",
     "suppress_client_logs",
 ]
+
+_log = logging.getLogger(__name__)
 
 _BUSY = re.compile(r"Python worker failed to connect back|\[CANNOT_OPEN_SOCKET\]")
 """Spark waits ten seconds for a Python process to start, and has no option for it."""
@@ -139,6 +148,84 @@ def pipeline_session(
     Raises:
         ConfigError: no Java, no pyspark, no jars, or an option that cannot work.
     """
+    settings = _settings(master, conf, delta=delta, bucket=bucket)
+    with shield_signals():
+        spark = session(_app_name(name), master, settings, **_JVM)
+    keep_classes(spark)
+    return spark
+
+
+def starting_worker(spark: SparkSession, master: str) -> threading.Thread | None:
+    """Start a Python worker in a thread while the caller builds its queries; None: not on a cluster.
+
+    The caller waits for the thread before it stops the session, which would fail a job in progress.
+    """
+    if not is_local(master):
+        return None
+
+    def start() -> None:
+        # Not at the top: Java starts when this module is imported.
+        from penstock.pipelines.sinks.one_pass import start_worker
+
+        try:
+            start_worker(spark)
+        except (PySparkException, *BROKEN) as error:
+            # The first batch fails as well, and is reported.
+            _log.debug("the worker was not started before the first batch: %s", error)
+
+    thread = threading.Thread(target=start, name="worker", daemon=True)
+    thread.start()
+    return thread
+
+
+def starting_java(
+    name: str, master: str, conf: Mapping[str, str] | None, *, delta: bool, bucket: ObjectPath | None = None
+) -> Future[None]:
+    """Start the JVM of :func:`pipeline_session` with the same arguments in a thread; the future has its errors.
+
+    A process that ends earlier waits until the JVM has started, which then ends as well.
+    """
+    settings = _settings(master, conf, delta=delta, bucket=bucket)
+    started: Future[None] = Future()
+
+    def start() -> None:
+        try:
+            with shield_signals():
+                start_java(_app_name(name), master, settings, **_JVM)
+            started.set_result(None)
+        except Exception as error:  # noqa: BLE001 - the run raises it
+            started.set_exception(error)
+
+    threading.Thread(target=start, name="java").start()
+    return started
+
+
+class Jars(TypedDict):
+    """Further jars that a session needs, see :func:`pipeline_session`."""
+
+    delta: bool
+    bucket: ObjectPath | None
+
+
+def jars_of(pipeline: Pipeline, state: StoragePath) -> Jars:
+    """Return the jars for the tables of ``pipeline`` and its state directory."""
+    is_remote = any(sink.table is not None and sink.table.is_remote for sink in pipeline.sinks)
+    return Jars(delta=is_remote, bucket=state if isinstance(state, ObjectPath) else None)
+
+
+class _JvmOptions(TypedDict):
+    log_level: str
+    vector: bool
+
+
+_JVM: Final = _JvmOptions(log_level="FATAL", vector=False)
+
+
+def _app_name(pipeline: str) -> str:
+    return f"penstock-{pipeline}"
+
+
+def _settings(master: str, conf: Mapping[str, str] | None, *, delta: bool, bucket: ObjectPath | None) -> dict[str, str]:
     settings = {
         "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
         # By default a Python worker has 15 s to start and connect: on a busy machine every batch would fail.
@@ -158,10 +245,7 @@ def pipeline_session(
         settings |= s3a_settings(bucket.endpoint, bucket.region, settings)
     if master != SUBMITTED:
         settings[_JAVA_OPTIONS] = f"{settings.get(_JAVA_OPTIONS, '')} -Xrs".strip()
-    with shield_signals():
-        spark = session(f"penstock-{name}", master, settings, log_level="FATAL", vector=False)
-    keep_classes(spark)
-    return spark
+    return settings
 
 
 @contextmanager

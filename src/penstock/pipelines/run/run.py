@@ -26,9 +26,11 @@ from penstock.pipelines.run.errors import (
     FULL,
     is_incompatible_state,
     is_jvm_exit,
+    jars_of,
     jvm_exit_error,
     pipeline_session,
     retry_policy,
+    starting_worker,
     suppress_client_logs,
 )
 from penstock.pipelines.run.lease import (
@@ -144,6 +146,8 @@ class RunOptions:
     """Report the Java stack of each failure of a query as an event ``stack``."""
     session: Callable[[], SparkSession] | None = None
     """Returns a session that the run uses and does not stop; by default the run starts Spark."""
+    java: Future[None] | None = None
+    """The start of Spark's JVM, if the caller has begun it, see ``starting_java``."""
     traces: str | None = None
     """Base URL of a receiver of OTLP over HTTP, to which a span for each batch is sent; it needs the extra `otel`."""
     file: PipelineFile | None = None
@@ -244,6 +248,7 @@ class _PipelineRun:
         try:
             # Both may take seconds: the start of Spark, and the expiry of the lease of a crashed run.
             spark = self._session()
+            worker = None if options.session is not None else starting_worker(spark, options.spark_master)
             try:
                 self._watch.record = replace(self._watch.record, spark_ui=spark.sparkContext.uiWebUrl or "")
                 token = token or self._acquired(waiting)
@@ -252,6 +257,8 @@ class _PipelineRun:
             finally:
                 if self._traces is not None:
                     self._traces.close()
+                if worker is not None:
+                    worker.join(DRAIN_S)
                 if options.session is None:
                     with suppress(*BROKEN):
                         spark.stop()
@@ -263,13 +270,10 @@ class _PipelineRun:
         options = self._options
         if options.session is not None:
             return options.session()
-        return pipeline_session(
-            self._pipeline.name,
-            options.spark_master,
-            options.spark_conf,
-            delta=any(sink.table is not None and sink.table.is_remote for sink in self._pipeline.sinks),
-            bucket=self._state if isinstance(self._state, ObjectPath) else None,
-        )
+        if options.java is not None:
+            options.java.result()
+        jars = jars_of(self._pipeline, self._state)
+        return pipeline_session(self._pipeline.name, options.spark_master, options.spark_conf, **jars)
 
     def _start_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
         """Try to acquire the lease: return the token, or report its holder and return a future for the token."""

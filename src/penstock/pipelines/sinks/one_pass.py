@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -52,6 +52,7 @@ __all__ = [
     "is_supported",
     "outcome",
     "outcome_column",
+    "start_worker",
     "structure",
     "type_of_rows",
     "write_in_one_pass",
@@ -233,6 +234,25 @@ def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassR
     chosen = batch if columns == schema.names else batch.selectExpr(*map(quoted, columns))
     results = chosen.mapInArrow(partial(_write_task, targets), _RESULT).collect()
     return [_result(sink, [row for row in results if row["sink"] == sink.number]) for sink in sinks]
+
+
+def start_worker(spark: SparkSession) -> None:
+    """Run a job with a task like those of :func:`write_in_one_pass`, without files.
+
+    The first job of a session loads a thousand classes of Java and starts a Python worker, which imports its modules:
+    some seconds, which the caller has while it builds its queries. The worker then waits for the first batch.
+    """
+    spark.sparkContext.setJobDescription("penstock: start of a worker")
+    rows = spark.range(0, 1, 1, 1).selectExpr("id", "CAST(id AS STRING) AS text")
+    rows.mapInArrow(_with_modules, rows.schema).collect()
+
+
+def _with_modules(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield ``batches`` unchanged in a worker that has the modules of :func:`_write_task`."""
+    import pyarrow.compute
+    import pyarrow.parquet  # noqa: F401 - as FileWriter does
+
+    yield from batches
 
 
 def _letter_type(batch: StructType) -> StructType:

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
+from penstock.errors import ConfigError
 from penstock.pipelines.run import errors
+from penstock.pipelines.sinks import one_pass
 
 SHOWS_BLOCKED = "import signal; print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
 
@@ -59,6 +62,54 @@ def test_java_leaves_the_signals_alone_unless_it_was_there_before_us(
     errors.pipeline_session("water", master, given, delta=False)
     assert asked.get("spark.driver.extraJavaOptions") == expected
     assert asked["spark.python.authenticate.socketTimeout"] == "60s"
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_java_that_starts_earlier_has_the_options_of_the_session(delta: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, dict[str, str], dict[str, object]]] = []
+
+    def record(name: str, master: str, conf: dict[str, str], **more: object) -> None:
+        blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        asked.append((name, master, conf, {**more, "blocked": blocked}))
+
+    monkeypatch.setattr(errors, "session", record)
+    monkeypatch.setattr(errors, "start_java", record)
+    monkeypatch.setattr(errors, "keep_classes", lambda _spark: None)
+    monkeypatch.setattr(errors, "delta_settings", lambda settings: {"spark.jars": "delta.jar"} if settings else {})
+    errors.starting_java("water", "local[2]", {"spark.x": "y"}, delta=delta).result(timeout=60)
+    errors.pipeline_session("water", "local[2]", {"spark.x": "y"}, delta=delta)
+    first, second = asked
+    assert first == second
+    assert (first[2]["spark.x"], "spark.jars" in first[2], first[3]["blocked"]) == ("y", delta, True)
+
+
+def test_a_worker_starts_in_a_local_session_and_its_failure_is_left_to_the_first_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[object] = []
+
+    def fail(spark: object) -> None:
+        started.append(spark)
+        raise Py4JError("it cannot start")
+
+    monkeypatch.setattr(one_pass, "start_worker", fail)
+    session: Any = object()
+    with caplog.at_level("DEBUG", "penstock.pipelines.run.errors"):
+        thread = errors.starting_worker(session, "local[2]")
+        assert thread is not None
+        thread.join(60)
+    assert started == [session]
+    assert "it cannot start" in caplog.text
+    assert [errors.starting_worker(session, master) for master in ("yarn", "spark://10.0.0.1:7077")] == [None, None]
+
+
+def test_an_error_of_java_that_starts_earlier_is_one_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object, **_more: object) -> None:
+        raise ConfigError("no Java")
+
+    monkeypatch.setattr(errors, "start_java", fail)
+    with pytest.raises(ConfigError, match="no Java"):
+        errors.starting_java("water", "local[2]", None, delta=False).result(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -19,6 +20,7 @@ from penstock.pipelines.run.lease import RunRecord
 from penstock.pipelines.run.progress import ProgressMonitor
 from penstock.pipelines.run.queries import BuiltQuery, RunningQuery
 from penstock.spark.session import session
+from penstock.statestore.hlc import Hlc
 from tests.unit.pipelines.files import FILE, parse
 
 COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"
@@ -33,6 +35,46 @@ def test_an_unreachable_node_is_reported_before_spark_starts(tmp_path: Path, mon
         with pytest.raises(UnavailableError, match=f"no connection to .*{port}") as caught:
             run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
     assert "its address is statestore.broker in the pipeline file, otherwise PENSTOCK_BROKER" in str(caught.value.do)
+
+
+def test_a_run_waits_for_java_and_stops_spark_after_its_worker_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    worked, java = threading.Event(), Future[None]()
+
+    def start_worker(_spark: object, _master: str) -> threading.Thread:
+        def start() -> None:
+            worked.wait(60)
+            steps.append("worker")
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        return thread
+
+    def begin(*_args: object, **_options: object) -> SimpleNamespace:
+        steps.append("session")
+        return spark
+
+    def work(*_: object) -> None:
+        steps.append("work")
+        worked.set()
+
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(uiWebUrl=None), stop=lambda: steps.append("stop"))
+    monkeypatch.setattr(run, "starting_worker", start_worker)
+    monkeypatch.setattr(run, "pipeline_session", begin)
+    monkeypatch.setattr(run._PipelineRun, "_start_to_acquire", lambda _: (Hlc(1, 0, "n"), None))
+    monkeypatch.setattr(run._PipelineRun, "_work", work)
+    started = run._PipelineRun(parse(FILE), lambda _: None, threading.Event(), run.RunOptions(java=java), tmp_path)
+    java.set_result(None)
+    started._run_with_lease()
+    assert steps == ["session", "work", "worker", "stop"]
+    failed: Future[None] = Future()
+    failed.set_exception(ConfigError("no Java"))
+    options = run.RunOptions(java=failed)
+    with pytest.raises(ConfigError, match="no Java"):
+        run._PipelineRun(parse(FILE), lambda _: None, threading.Event(), options, tmp_path)._run_with_lease()
+    assert len(steps) == 4
 
 
 def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
