@@ -18,7 +18,7 @@ from penstock.mqtt.client.driver import call_hook
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.loop import blocking
 from penstock.statestore.binding import INVOKE, client_response_topic, notify_filter
-from penstock.statestore.client.observations import Entry, KeyChange, Observation, Observations
+from penstock.statestore.client.observations import Entry, KeyChange, Observation, Observations, SharedKeys
 from penstock.statestore.client.requests import RequestClock, RequestSender, checked_timeout
 from penstock.statestore.client.writes import BatchWriter, Write, as_bytes, as_key
 from penstock.statestore.codec.commands import MAX_SCAN_KEYS, Condition
@@ -121,7 +121,7 @@ class StateStoreClient:
         self._clock = RequestClock(os.urandom(16).hex(), clock or wall_clock_ms, server_clock=server_clock)
         extra = {**(user_properties or {}), **({"$high_priority": ""} if high_priority else {})}
         self._requests = RequestSender(mqtt, self._clock, timeout_s, extra)
-        self._observations = Observations(self._requests, self.get)
+        self._observations = Observations(self._requests, self.get, SharedKeys.of_client(mqtt))
         self._batches = BatchWriter(self._requests, lambda: mqtt.server.properties.maximum_packet_size)
         self._restoring: asyncio.Task[None] | None = None
         self._unlisten: list[Callable[[], None]] = []

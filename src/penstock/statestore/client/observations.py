@@ -7,7 +7,8 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.codec.packets import Publish
@@ -17,7 +18,10 @@ from penstock.statestore.codec.resp3 import ReplyKind, decode_notification, deco
 from penstock.statestore.errors import InvalidRequestError, StateStoreError, as_text
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["MAX_UNREAD", "Entry", "KeyChange", "Observation", "Observations", "ObservedKey"]
+if TYPE_CHECKING:
+    from penstock.mqtt.client import MqttClient
+
+__all__ = ["MAX_UNREAD", "Entry", "KeyChange", "Observation", "Observations", "ObservedKey", "SharedKey", "SharedKeys"]
 
 _log = logging.getLogger("penstock.statestore")
 
@@ -97,23 +101,67 @@ class Observation:
         self._wake.set()
 
 
-class ObservedKey:
-    """An observed key or prefix: its last version, its entry, and its observations.
+class SharedKey:
+    """An observed key of an MQTT client, for which the store has one observation.
 
-    ``active``: the store observes it for this client; ``lock`` orders the requests that begin and end that.
+    ``lock`` orders the requests that begin and end it; ``users``: the blocks that use it; ``references``: these, and
+    those that are about to end it.
     """
 
-    __slots__ = ("active", "entry", "key", "lock", "observations", "prefix", "users", "version")
+    __slots__ = ("lock", "references", "users")
 
-    def __init__(self, key: bytes, *, prefix: bool = False) -> None:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+        self.references = 0
+
+
+class SharedKeys:
+    """The observed keys of one MQTT client, which several clients of the state store may use."""
+
+    _all: ClassVar[WeakKeyDictionary[MqttClient, SharedKeys]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._keys: dict[tuple[bytes, bool], SharedKey] = {}
+
+    @classmethod
+    def of_client(cls, mqtt: MqttClient) -> SharedKeys:
+        """Return the observed keys of ``mqtt``."""
+        return cls._all.setdefault(mqtt, cls())
+
+    def acquire(self, key: bytes, *, prefix: bool) -> SharedKey:
+        """Add a user of a key."""
+        shared = self._keys.setdefault((key, prefix), SharedKey())
+        shared.users += 1
+        shared.references += 1
+        return shared
+
+    def release(self, key: bytes, *, prefix: bool) -> None:
+        """Remove a reference to a key."""
+        shared = self._keys[key, prefix]
+        shared.references -= 1
+        if not shared.references:
+            del self._keys[key, prefix]
+
+
+class ObservedKey:
+    """An observed key or prefix of a client: its last version, its entry, and its observations.
+
+    ``active``: the store observes it for this client; ``users``: the blocks that use it; ``shared``: the same key of
+    all clients with the same MQTT client.
+    """
+
+    __slots__ = ("active", "entry", "key", "observations", "prefix", "shared", "users", "version")
+
+    def __init__(self, key: bytes, shared: SharedKey, *, prefix: bool = False) -> None:
         self.key = key
+        self.shared = shared
         self.prefix = prefix
         self.active = False
         self.entry: Entry | None = None
         self.version: Hlc | None = None
         self.observations: set[Observation] = set()
         self.users = 0
-        self.lock = asyncio.Lock()
 
     def accept(self, change: KeyChange) -> bool:
         """Pass ``change`` to the observations; False if it is not newer than the last one."""
@@ -137,12 +185,21 @@ class ObservedKey:
 
 
 class Observations:
-    """The observed keys of a client. ``read``: its GET; ``open``: whether requests may be sent."""
+    """The observed keys of a client. ``read``: its GET; ``open``: whether requests may be sent.
 
-    def __init__(self, requests: RequestSender, read: Callable[[bytes], Awaitable[Entry | None]]) -> None:
+    ``shared``: the keys that all clients with the same MQTT client observe.
+    """
+
+    def __init__(
+        self,
+        requests: RequestSender,
+        read: Callable[[bytes], Awaitable[Entry | None]],
+        shared: SharedKeys,
+    ) -> None:
         self.open = False
         self._requests = requests
         self._read = read
+        self._shared = shared
         self._keys: dict[tuple[bytes, bool], ObservedKey] = {}
         self._prefixes = 0
         """The number of observed prefixes; without any, a notification needs one lookup."""
@@ -152,14 +209,15 @@ class Observations:
     @contextlib.asynccontextmanager
     async def observe(self, key: bytes, *, prefix: bool = False) -> AsyncIterator[Observation]:
         """Observe ``key``, or all keys that begin with it, until the end of the block."""
+        shared = self._shared.acquire(key, prefix=prefix)
         observed = self._keys.get((key, prefix))
         if observed is None:
-            observed = self._keys[key, prefix] = ObservedKey(key, prefix=prefix)
+            observed = self._keys[key, prefix] = ObservedKey(key, shared, prefix=prefix)
             self._prefixes += prefix
         observed.users += 1
         observation = Observation()
         try:
-            async with observed.lock:
+            async with shared.lock:
                 if prefix:
                     # A notification directly after the response is dispatched before this task continues. For a
                     # single key the GET that follows detects such a change.
@@ -173,7 +231,15 @@ class Observations:
         finally:
             observed.observations.discard(observation)
             observed.users -= 1
-            await self._stop(observed)
+            shared.users -= 1
+            try:
+                if not observed.users:
+                    await self._stop(observed)
+            finally:
+                self._shared.release(key, prefix=prefix)
+                if not observed.users and self._keys.get((key, prefix)) is observed:
+                    del self._keys[key, prefix]
+                    self._prefixes -= prefix
 
     async def _begin(self, observed: ObservedKey) -> bool:
         """Begin the observation at the store; return whether no change since the last one can have been missed."""
@@ -216,16 +282,12 @@ class Observations:
 
     async def _stop(self, observed: ObservedKey) -> None:
         """End the observation at the store if it has no users; a new user waits for the lock and begins again."""
-        if _in_use(observed):
-            return
-        async with observed.lock:
-            if observed.active and not _in_use(observed):
+        async with observed.shared.lock:
+            if observed.active and not observed.users:
                 observed.active = False
-                if self.open:
+                if self.open and not observed.shared.users:
                     with contextlib.suppress(PenstockError):
                         await self._requests.call([*_command(observed), b"STOP"], timeout_s=_STOP_TIMEOUT_S)
-        if not _in_use(observed) and self._keys.pop((observed.key, observed.prefix), None) is not None:
-            self._prefixes -= observed.prefix
 
     def receive_notification(self, message: Publish) -> None:
         """Pass a notification to the observations of its key."""
@@ -258,7 +320,7 @@ class Observations:
         while todo:
             observed = todo[0]
             try:
-                async with observed.lock:
+                async with observed.shared.lock:
                     if observed.active:
                         whole &= await self._begin(observed)
                         for observation in observed.observations:
@@ -283,7 +345,3 @@ class Observations:
 
 def _command(observed: ObservedKey) -> list[bytes]:
     return [b"KEYNOTIFY", observed.key, b"PREFIX"] if observed.prefix else [b"KEYNOTIFY", observed.key]
-
-
-def _in_use(observed: ObservedKey) -> bool:
-    return observed.users > 0

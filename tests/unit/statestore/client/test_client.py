@@ -563,3 +563,16 @@ async def test_values_survive_the_server(node: StoreNode, tmp_path: Path) -> Non
         with pytest.raises(RefusedError, match="fencing token is required"):
             await store.delete("k")
     assert (tmp_path / "statestore" / "data.mdb").exists()
+
+
+async def test_two_clients_of_one_connection_observe_a_key(node: StoreNode) -> None:
+    """The store has one observation for both: the end of the first is not that of the second."""
+    async with MqttClient("127.0.0.1", node.port) as mqtt, StateStoreClient(mqtt) as one, StateStoreClient(mqtt) as two:
+        async with two.observe("k") as changes:
+            async with one.observe("k") as others:
+                await two.set("k", "1")
+                assert (await next_of(others)).value == b"1"
+            await two.set("k", "2")
+            assert [(await next_of(changes)).value for _ in range(2)] == [b"1", b"2"]
+            assert node.service.observations == 1
+        assert node.service.observations == 0

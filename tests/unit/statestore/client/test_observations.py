@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from penstock.statestore.binding import notification
-from penstock.statestore.client.observations import Entry, Observations
+from penstock.statestore.client.observations import Entry, Observations, SharedKeys
 from penstock.statestore.client.requests import RequestSender
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.engine.record import Change as Written
@@ -25,7 +25,7 @@ class Store:
 
     def __init__(self) -> None:
         self.clock = SimpleNamespace(receive=parse)
-        self.observations = Observations(cast(RequestSender, self), self.read)
+        self.observations = Observations(cast(RequestSender, self), self.read, SharedKeys())
         self.entry = Entry(b"new", Hlc(11, 0, "store"))
 
     async def call(self, words: list[bytes], **_: object) -> tuple[bytes, Hlc]:
@@ -93,3 +93,46 @@ async def test_it_is_no_deletion_after_a_reconnect() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await anext(aiter(changes))
+
+
+async def test_an_observation_that_begins_while_others_end_gets_the_changes() -> None:
+    """The first block ends, the second is cancelled while it waits for that, then the third begins."""
+    stopping, stopped = asyncio.Event(), asyncio.Event()
+
+    class SlowStop(Store):
+        async def call(self, words: list[bytes], **_: object) -> tuple[bytes, Hlc]:
+            if b"STOP" in words:
+                stopping.set()
+                await stopped.wait()
+            return OK
+
+    store = SlowStop()
+    began, read = asyncio.Event(), asyncio.Event()
+
+    async def observe() -> list[str]:
+        async with store.observations.observe(b"line/1") as changes:
+            began.set()
+            await read.wait()
+            changes.close()
+            return [change.operation async for change in changes]
+
+    read.set()
+    async with asyncio.timeout(60):
+        first = asyncio.create_task(observe())
+        store.observations.open = True
+        await stopping.wait()
+        second = asyncio.create_task(observe())
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        began.clear()
+        read.clear()
+        stopped.set()
+        third = asyncio.create_task(observe())
+        await began.wait()
+        await asyncio.wait([first, second])
+        change = Written(b"line/1", None, Hlc(20, 0, "store"), previous=Hlc(11, 0, "store"))
+        store.observations.receive_notification(notification(change, "me", SDK))
+        read.set()
+        assert await third == ["DELETE"]
+    assert not store.observations._keys

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.statestore.client import observations
-from penstock.statestore.client.observations import Entry, KeyChange, Observation, ObservedKey
+from penstock.statestore.client.observations import Entry, KeyChange, Observation, ObservedKey, SharedKey
 from penstock.statestore.hlc import Hlc
 
 
@@ -24,7 +24,7 @@ async def read(changes: Observation) -> list[KeyChange]:
 
 
 async def test_only_newer_versions_are_news() -> None:
-    observed, reader = ObservedKey(b"k"), Observation()
+    observed, reader = ObservedKey(b"k", SharedKey()), Observation()
     observed.observations.add(reader)
     assert observed.accept(change(2))
     assert not observed.accept(change(2))
@@ -34,7 +34,7 @@ async def test_only_newer_versions_are_news() -> None:
 
 
 async def test_a_get_that_finds_a_different_value_reports_a_missed_change() -> None:
-    observed, reader = ObservedKey(b"k"), Observation()
+    observed, reader = ObservedKey(b"k", SharedKey()), Observation()
     observed.compare(None)
     observed.compare(Entry(b"v", version(1)))
     observed.observations.add(reader)
