@@ -146,8 +146,10 @@ class Lease:
                 return working.result()
         finally:
             losing.cancel()
-            await _cancel(working)
-            await self._release_quietly()
+            try:
+                await _cancel(working)
+            finally:  # also if this call is cancelled again: the lease would be renewed forever
+                await self._release_quietly()
         raise LeaseLostError(
             f"lock {as_text(self.name)} was lost while it was in use",
             name=self.name,

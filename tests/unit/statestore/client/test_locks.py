@@ -469,6 +469,31 @@ async def test_run_cancels_the_work_when_the_lease_is_lost(
     assert (await other.get("lock") or (None,))[0] == b"thief"
 
 
+async def test_run_that_is_cancelled_twice_releases_the_lock(store: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="a", ttl_ms=600_000)
+    began, ending, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work(_token: Hlc) -> None:
+        try:
+            began.set()
+            await ended.wait()
+        finally:
+            ending.set()
+            await ended.wait()
+
+    async with asyncio.timeout(60):
+        running = asyncio.create_task(lease.run(work))
+        await began.wait()
+        running.cancel()
+        await ending.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        ended.set()
+    assert not is_held(lease)
+    assert await lease.current_holder() is None
+
+
 async def test_edit_reads_and_writes_under_the_lock(store: StateStoreClient, other: StateStoreClient) -> None:
     async def count(client: StateStoreClient, holder: str) -> None:
         lease = Lease(client, "lock", holder=holder)
