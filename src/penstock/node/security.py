@@ -406,6 +406,8 @@ class NodeSecurity:
         self.tube_certificates.use(tube_tls)
         fresh = broker_limits(config.mqtt.limits)
         for field in dataclasses.fields(BrokerLimits):
+            if field.name in _READ_ONCE:
+                continue  # a part of the engine would use the new limit
             setattr(self.server.limits, field.name, getattr(fresh, field.name))
         self.server.connection_limiter.limits = network_limits(config.mqtt.limits)
         self.config = config

@@ -60,6 +60,24 @@ def test_sys_topics_can_be_disabled() -> None:
     assert bench.broker.next_deadline() is None
 
 
+def test_a_new_interval_applies_from_the_next_update() -> None:
+    limits = BrokerLimits(sys_interval_s=10)
+    bench = Bench(limits=limits)
+    peer = bench.connect("s")
+    peer.subscribe("$SYS/broker/uptime")
+    peer.take()
+    limits.sys_interval_s = 2
+    updates: list[str] = []
+    for _ in range(7):
+        bench.advance(2_000)
+        updates += metric_values(peer).values()
+    assert updates == ["10 seconds", "12 seconds", "14 seconds"]
+    limits.sys_interval_s = 0
+    bench.advance(60_000)
+    assert peer.take() == []
+    assert bench.broker.next_deadline() is None
+
+
 def test_clients_do_not_publish_there() -> None:
     bench = Bench()
     peer = bench.connect("s")

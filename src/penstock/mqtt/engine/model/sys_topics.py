@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 import penstock
+from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.model.stats import BrokerStats
 from penstock.mqtt.engine.model.timers import DeadlineOwner, Timers
 
@@ -73,17 +74,17 @@ def sys_messages(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
 
 
 class SysTopics(DeadlineOwner):
-    """Publishes the metrics every ``interval_ms`` while ``wanted()``, each with ``publish(topic, text, now)``.
+    """Publishes the metrics every ``sys_interval_s`` while ``wanted()``, each with ``publish(topic, text, now)``.
 
     While no client is subscribed, metrics are not read and no timer runs. Unchanged metrics are not sent again.
     """
 
-    __slots__ = ("_interval_ms", "_last", "_measure", "_publish", "_running", "_timers", "_wanted", "started_at")
+    __slots__ = ("_last", "_limits", "_measure", "_publish", "_running", "_timers", "_wanted", "started_at")
 
     def __init__(
         self,
         timers: Timers,
-        interval_ms: int,
+        limits: BrokerLimits,
         *,
         wanted: Callable[[], bool],
         measure: Callable[[], BrokerStats],
@@ -91,7 +92,7 @@ class SysTopics(DeadlineOwner):
     ) -> None:
         super().__init__()
         self._timers = timers
-        self._interval_ms = interval_ms
+        self._limits = limits
         self._wanted = wanted
         self._measure = measure
         self._publish = publish
@@ -101,16 +102,18 @@ class SysTopics(DeadlineOwner):
 
     def renew(self, now: int) -> None:
         """Publish the metrics for a new subscription, and periodically while there is one."""
-        if self._interval_ms:
+        interval_s = self._limits.sys_interval_s
+        if interval_s:
             self._publish_changes(now)
             self._running = True
-            self._timers.arm(self, now + self._interval_ms)
+            self._timers.arm(self, now + interval_s * 1000)
 
     def due(self, now: int) -> None:
         """Publish the metrics again, or stop without subscribers."""
-        if self._running and self._wanted():
+        interval_s = self._limits.sys_interval_s
+        if self._running and interval_s and self._wanted():
             self._publish_changes(now)
-            self._timers.arm(self, now + self._interval_ms)
+            self._timers.arm(self, now + interval_s * 1000)
         else:
             self._running = False
 

@@ -86,7 +86,7 @@ class BrokerCore(SessionOwner):
         self.router = Router(limits)
         self.sys_topics = SysTopics(
             self.timers,
-            limits.sys_interval_s * 1000,
+            limits,
             wanted=lambda: self.router.sys_topics_wanted,
             measure=self.measure,
             publish=self._publish_sys_topic,
