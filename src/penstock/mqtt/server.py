@@ -197,14 +197,13 @@ class MqttServer(ServerLinkOwner):
         gone: list[SessionConnection] = []
         for session in self._broker.sessions.values():
             link = None if session.connection is None else self._links.get(session.connection)
+            client = None if session.rights is None else session.rights.principal
+            if isinstance(client, AuthenticatedClient):
+                client.access.refresh(client)  # also of clients that are disconnected below: for their wills
             if session.connection is not None and link is not None and not link.certificate_valid:
                 gone.append(session.connection)
                 continue
-            client = None if session.rights is None else session.rights.principal
-            if not isinstance(client, AuthenticatedClient):
-                continue
-            if session.connection is None or link is None:
-                client.access.refresh(client)
+            if not isinstance(client, AuthenticatedClient) or session.connection is None or link is None:
                 continue
             anchors = None if link.listener.tls is None else link.listener.tls.anchors
             if not client.access.revalidate(client, anchors):
@@ -212,9 +211,9 @@ class MqttServer(ServerLinkOwner):
         for link in list(self._links.values()):
             if link.unauthenticated and not link.certificate_valid:  # before its CONNECT
                 link.abort()
+        self._broker.policies_changed(now)  # before the wills of these clients are published
         for connection in gone:
             connection.disconnect(ReasonCode.NOT_AUTHORIZED, now, "the access of this client was revoked")
-        self._broker.policies_changed(now)
         return len(gone)
 
     def stop_receiving(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions, TokenAuthentication
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import Connect, Publish
+from penstock.mqtt.codec.packets import Connect, Publish, Will
 from penstock.mqtt.engine.model.access import UNKNOWN, Rights
 from penstock.mqtt.engine.model.journal import Source
 from penstock.mqtt.in_process import AllowAll
@@ -204,8 +204,9 @@ async def test_a_reload_disconnects_only_clients_that_are_no_longer_accepted(tmp
         clients = {}
         ended: dict[str, str] = {}
         for name in ("ann", "bob", "eve"):
+            will = Will(f"plant/will/{name}", b"")
             client = clients[name] = MqttClient(
-                *bound["mqtt"], client_id=name, username=name, password=name, reconnect=False
+                *bound["mqtt"], client_id=name, username=name, password=name, reconnect=False, will=will
             )
             await client.connect()
             client.on_disconnected(partial(lambda name, error: ended.update({name: str(error)}), name))
@@ -229,7 +230,7 @@ rules:
         security.server.outlet.publish(Publish("secret/x", b"", 0))
         security.server.outlet.publish(Publish("plant/x", b"", 0))
         await until(lambda: bool(got))
-        assert got == ["plant/x"], "a subscription that is not allowed any more is gone"
+        assert got == ["plant/x"], "a subscription and wills that are not allowed any more are gone"
         with pytest.raises(RefusedError, match="0x87"):
             await clients["ann"].publish("plant/x", qos=1)
         assert security.stats.revoked == 2
@@ -546,6 +547,7 @@ async def test_changes_that_need_a_restart_are_warnings_until_then(tmp_path: Pat
     changed = start.model_dump() | {"log_level": "error", "disk": {"max_bytes": 1 << 30}}
     changed["security"]["passwords"] = str(passwords)
     changed["mqtt"]["listeners"] = {"more": {"bind": "127.0.0.1:0"}}
+    changed["mqtt"]["limits"] |= {"queue_overflow": "disconnect", "sys_interval_s": 5}
     changed["statestore"]["max_keys"] = 5
     node = Node(start)
     await node.start()
@@ -559,9 +561,17 @@ async def test_changes_that_need_a_restart_are_warnings_until_then(tmp_path: Pat
                 ),
                 *(
                     f"{option} was changed after the start: the previous setting applies; do: restart the node"
-                    for option in ("disk", "log_level", "mqtt.listeners.more", "statestore")
+                    for option in (
+                        "disk",
+                        "log_level",
+                        "mqtt.limits.queue_overflow",
+                        "mqtt.listeners.more",
+                        "statestore",
+                    )
                 ),
             ]
+            limits = node.security.server.limits
+            assert (limits.queue_overflow, limits.sys_interval_s) == ("drop_newest", 5)
         assert node.reload(lambda: start)
         assert node.warnings() == []
     finally:
