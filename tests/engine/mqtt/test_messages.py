@@ -238,6 +238,31 @@ def test_no_local_and_overlapping_subscriptions() -> None:
     assert sorted(publish.properties.subscription_identifiers) == [1, 2]
 
 
+def test_no_local_does_not_withhold_retained_messages_of_the_client_itself() -> None:
+    """As in Mosquitto: the option concerns messages when they are published."""
+    peer = Bench().connect("c")
+    peer.send(Publish("a/b", b"own", retain=True))
+    peer.subscribe(Subscription("a/#", no_local=True))
+    assert [p.retain for p in peer.publishes()] == [True]
+
+
+def test_a_message_after_the_subscription_is_not_sent_as_retained_again() -> None:
+    """Its subscription waits until the retained messages of another one are sent."""
+    bench = Bench()
+    sender = bench.connect("p")
+    sender.send(Publish("a/1", b"1", 1, retain=True, packet_id=1), Publish("a/2", b"2", 1, retain=True, packet_id=2))
+    peer = bench.connect("s", receive_maximum=1)
+    peer.subscribe(Subscription("a/#", 1), Subscription("b/#", 1))
+    (first,) = peer.publishes()
+    sender.send(Publish("b/1", b"3", 1, retain=True, packet_id=3))
+    found, sent = [first], [first]
+    while sent:
+        peer.send(PubAck(sent[0].packet_id))
+        sent = peer.publishes()
+        found += sent
+    assert [(p.topic, p.retain) for p in found] == [("a/1", True), ("b/1", False), ("a/2", True)]
+
+
 def test_retain_as_published() -> None:
     bench = Bench()
     plain, keeping = bench.connect("s"), bench.connect("k")

@@ -569,40 +569,37 @@ class RetainedDelivery:
     They bypass the queue, which would drop those beyond its limits [MQTT 5.0 sections 3.3.1.3, 3.8.4].
     """
 
-    __slots__ = ("_broker", "_found", "_search", "_session", "_subscriptions")
+    __slots__ = ("_broker", "_found", "_searches", "_session")
 
     def __init__(self, session: Session, broker: SessionOwner) -> None:
         self._session = session
         self._broker = broker
-        self._subscriptions: dict[str, SessionSubscription] = {}
-        self._search: RetainedSearch | None = None
-        """Search for the retained messages of the first subscription."""
+        self._searches: dict[str, tuple[SessionSubscription, RetainedSearch]] = {}
+        """Subscriptions by topic filter, each with the search for the messages that were retained when it began: later
+        ones it received when they were published."""
         self._found: deque[Message] = deque()
-        """Messages found by the search that are not sent yet."""
+        """Messages found by the first search that are not sent yet."""
 
     def add(self, subscription: SessionSubscription) -> None:
         """Add a subscription. If its messages are being sent, sending starts again."""
-        self.cancel(subscription.topic_filter)
-        self._subscriptions[subscription.topic_filter] = subscription
+        topic_filter = subscription.topic_filter
+        self.cancel(topic_filter)
+        self._searches[topic_filter] = (subscription, self._broker.retained.search(topic_filter))
 
     def cancel(self, topic_filter: str) -> None:
         """Remove a subscription."""
-        if topic_filter in self._subscriptions:
-            if next(iter(self._subscriptions)) == topic_filter:
-                self._search = None
+        if topic_filter in self._searches:
+            if next(iter(self._searches)) == topic_filter:
                 self._found.clear()
-            del self._subscriptions[topic_filter]
+            del self._searches[topic_filter]
 
     def send(self, connection: SessionConnection, now: int) -> bool:
         """Send messages while connection and send quota allow it; return True when all were sent."""
         session, broker, found = self._session, self._broker, self._found
         retained = broker.retained
         end = broker.work + broker.max_turn_work
-        while self._subscriptions:
-            topic_filter, subscription = next(iter(self._subscriptions.items()))
-            search = self._search
-            if search is None:
-                search = self._search = retained.search(topic_filter)
+        while self._searches:
+            topic_filter, (subscription, search) = next(iter(self._searches.items()))
             while found or not search.done:
                 if broker.work >= end:
                     connection.throttle()
@@ -624,6 +621,5 @@ class RetainedDelivery:
                     session.send_queued(Delivery(message, qos, 1, subscription.identifier, "", 0), connection, now)
                 else:
                     connection.send_publish(message, 0, 0x31, subscription.identifier, now)
-            self._search = None
-            del self._subscriptions[topic_filter]
+            del self._searches[topic_filter]
         return True
