@@ -309,6 +309,32 @@ def test_options_of_the_broker_may_follow_any_listener_or_bridge(tmp_path: Path,
     assert (mine.policy is None, "anonymous" not in mine.config["mqtt"]) == (left_out, left_out)
 
 
+def test_users_of_one_listener_are_not_those_of_another(tmp_path: Path) -> None:
+    """Mosquitto 2.0.11 refuses all clients of the third listener, whose CONNACK is 5 with any user name."""
+    (tmp_path / "users").write_text("ann:$7$1$salt$hash\n")
+    (tmp_path / "acl").write_text("user ann\ntopic plant/#\n")
+    tls = "certfile a\nkeyfile b\ncafile c\nrequire_certificate true\nuse_identity_as_username true\n"
+    found = converted(
+        tmp_path,
+        "per_listener_settings true\nlistener 1883\npassword_file users\nacl_file acl\n"
+        "listener 1884 127.0.0.1\nallow_anonymous true\nlistener 1885\n" + f"listener 8883\n{tls}",
+    )
+    listeners = found.config["mqtt"]["listeners"].values()
+    assert [each["bind"] for each in listeners] == ["127.0.0.1:1884", "0.0.0.0:8883"]
+    said = reasons(found)
+    assert "the users of line 3 could connect: it is left out" in said["mosquitto.conf:7"]
+    assert "that of line 4 applies here, too" in said["mosquitto.conf:5"]
+    assert "that of line 4 applies here, too" in said["mosquitto.conf:8"]
+    assert "mosquitto.conf:2" not in said
+
+    # Without a listener that has users, it has those that are created for the node.
+    alone = converted(tmp_path, "per_listener_settings true\nlistener 1885\n")
+    assert alone.config["mqtt"]["bind"] == "0.0.0.0:1885"
+    # A file of the default listener, which is not opened here.
+    unused = converted(tmp_path, "per_listener_settings true\npassword_file users\nlistener 1885\n")
+    assert unused.config["mqtt"]["bind"] == "127.0.0.1:1883"
+
+
 def test_options_of_a_listener_may_follow_a_bridge(tmp_path: Path) -> None:
     tls = "certfile a\nkeyfile b\ncafile c\nrequire_certificate true\n"
     found = converted(tmp_path, f"listener 8883\nconnection d\naddress e\n{tls}topic f\nlistener 1883\nclientid g\n")

@@ -145,6 +145,8 @@ class _Listener:
     origins: list[str] = field(default_factory=list)
     certificate_lines: list[_Line] = field(default_factory=list)
     """Lines about client certificates."""
+    files: set[str] = field(default_factory=set)
+    """``password_file`` and ``acl_file``, if they are set for this listener only."""
 
 
 @dataclass(slots=True)
@@ -306,6 +308,8 @@ class _Converter:
         self._limits[name] = value
 
     def _file(self, line: _Line) -> None:
+        if self._per_listener and self._listener is not None:
+            self._listener.files.add(line.option)
         first = self._files.setdefault(line.option, line)
         if first.value != line.value:
             self._leave_out(line, f"a node has one file for all listeners; line {first.number} names {first.value}")
@@ -365,6 +369,9 @@ class _Converter:
                 reason = "psk_hint is not supported"
             elif listener.require_certificate and not complete:
                 reason = "require_certificate needs certfile, keyfile and cafile"
+            elif self._is_closed(listener):
+                number = self._files["password_file"].number
+                reason = f"without a password_file it accepts no client, but the users of line {number} could connect"
             else:
                 continue
             if listener.line is not None:
@@ -413,6 +420,22 @@ class _Converter:
                 mqtt.update(section)
             else:
                 mqtt.setdefault("listeners", {})[f"listener-{listener.port}-{index}"] = section
+
+        access = self._files.get("acl_file") if self._per_listener else None
+        for listener in self._listeners:
+            if access is not None and listener.line is not None and "acl_file" not in listener.files:
+                reason = f"converted; a node has one access control: that of line {access.number} applies here, too"
+                self._leave_out(listener.line, reason)
+
+    def _is_closed(self, listener: _Listener) -> bool:
+        """Whether no client can connect to a listener, because only others have users."""
+        return (
+            self._per_listener
+            and "password_file" in self._files
+            and "password_file" not in listener.files
+            and not (self._anonymous if listener.anonymous is None else listener.anonymous)
+            and not (listener.require_certificate and listener.certificate_is_user)
+        )
 
     # Bridges
 
