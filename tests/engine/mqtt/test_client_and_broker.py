@@ -37,12 +37,14 @@ from tests.engine.mqtt.harness import Bench
 class Pair:
     """A client engine whose network connection to the bench's broker can be cut."""
 
-    def __init__(self, bench: Bench, client_id: str, *, expiry: int | None = 1000, **properties: int) -> None:
+    def __init__(
+        self, bench: Bench, client_id: str, *, expiry: int | None = 1000, clean_start: bool = True, **properties: int
+    ) -> None:
         self.bench = bench
         given = Properties(session_expiry_interval=expiry)
         for name, value in properties.items():
             setattr(given, name, value)
-        self.engine = ClientEngine(Connect(client_id, clean_start=True, properties=given))
+        self.engine = ClientEngine(Connect(client_id, clean_start, properties=given))
         self.connection: BrokerConnection | None = None
         self.events: list[Event] = []
 
@@ -138,6 +140,31 @@ def start(**connect: Any) -> ClientEngine:
     engine.begin(0)
     engine.take_output()
     return engine
+
+
+def test_a_new_client_with_the_session_of_an_earlier_one_loses_no_qos_2_message() -> None:
+    """The earlier one ended before PUBREL; the new one uses its packet identifiers for other messages."""
+    bench = Bench()
+    receiver, earlier = Pair(bench, "r"), Pair(bench, "p")
+    for pair in (receiver, earlier):
+        pair.connect()
+    receiver.engine.subscribe([Subscription("a")], Properties(), "sub", bench.now)
+    exchange(bench, receiver, earlier)
+    for payload in (b"1", b"2"):
+        earlier.engine.publish(Publish("a", payload, 2), payload, bench.now)
+    earlier.to_broker()
+    earlier.cut()  # and its PUBRECs are lost
+    later = Pair(bench, "p", clean_start=False)
+    for payloads in ((b"3", b"4"), (b"5",)):
+        later.connect()
+        exchange(bench, receiver, later)
+        for payload in payloads:
+            later.engine.publish(Publish("a", payload, 2), payload, bench.now)
+        exchange(bench, receiver, later)
+        later.cut()
+    assert [event.token for event in later.events if isinstance(event, OperationDone)] == [b"3", b"4", b"5"]
+    received = [event.payload for event in receiver.events if isinstance(event, Publish)]
+    assert received == [b"1", b"2", b"3", b"4", b"5"]
 
 
 def test_keep_alive() -> None:

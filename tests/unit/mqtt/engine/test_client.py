@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.errors import LocalProtocolError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Auth, ConnAck, Connect, Disconnect, Packet, Publish, PubRec
@@ -82,10 +82,40 @@ def test_a_server_that_proves_nothing_is_left() -> None:
     engine.receive(accepted(b"4"), 0)
     engine.authenticate_again("token", 0)
     sent(engine)
-    (closed,) = engine.receive(auth(0x00, b"5"), 0)
+    failed, closed = engine.receive(auth(0x00, b"5"), 0)
+    assert isinstance(failed, OperationDone)
     assert isinstance(closed, Closed)
+    assert (failed.token, failed.error) == ("token", closed.error)
     assert sent(engine) == [Disconnect(0x80)]
     assert engine.abandon() == []
+
+
+def test_a_reauthentication_ends_with_its_connection() -> None:
+    engine = begun()
+    engine.receive(accepted(b"4"), 0)
+    engine.authenticate_again("token", 0)
+    engine.lost()
+    (failed,) = engine.take_events()
+    assert isinstance(failed, OperationDone)
+    assert failed.token == "token"
+    assert isinstance(failed.error, UnavailableError)
+    engine.begin(0)
+    engine.receive(accepted(b"4"), 0)
+    engine.authenticate_again("another", 0)
+    assert engine.receive(auth(0x00, b"4"), 0) == [OperationDone("another", (0,), "")]
+
+
+def test_a_reauthentication_without_credentials_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Method()
+    engine = ClientEngine(Connect("c"), authentication=method)
+    engine.begin(0)
+    engine.receive(accepted(b"4"), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(method, "start", lambda: b"".join(None))  # type: ignore[arg-type] # raises
+        with pytest.raises(TypeError):
+            engine.authenticate_again("token", 0)
+    engine.authenticate_again("token", 0)
+    assert engine.receive(auth(0x00, b"4"), 0) == [OperationDone("token", (0,), "")]
 
 
 def test_auth_out_of_place() -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final, Protocol
 
-from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError
+from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role, TopicNames
 from penstock.mqtt.codec.packets import (
     Auth,
@@ -156,10 +156,14 @@ class ClientEngine:
         return self.take_events()
 
     def lost(self) -> None:
-        """Handle the end of the network connection; unanswered operations wait for the next one."""
+        """Handle the end of the network connection; unanswered operations wait for the next one.
+
+        A re-authentication belongs to its connection, so it fails: see :meth:`take_events`.
+        """
         self.state = ClientState.OFFLINE
         self._outbox.pieces.clear()
         self._outgoing.lost()
+        self._fail_reauthentication(UnavailableError("mqtt: the connection was lost during the re-authentication"))
 
     def disconnect(self, now: int, reason_code: int = 0, session_expiry_s: int | None = None) -> None:
         """Send DISCONNECT; the shell closes the connection after the output is sent."""
@@ -213,7 +217,7 @@ class ClientEngine:
         return self._outbox.take_output()
 
     def take_events(self) -> list[Event]:
-        """Return and remove events from outside of :meth:`receive` and :meth:`tick`: refused messages."""
+        """Return and remove events from outside of :meth:`receive` and :meth:`tick`: operations that failed."""
         events = self._events[:]
         self._events.clear()
         return events
@@ -264,8 +268,8 @@ class ClientEngine:
             )
         if self._reauthentication is not None:
             raise LocalProtocolError("mqtt: an authentication is in progress")
-        self._reauthentication = token
         self._send_auth(ReasonCode.REAUTHENTICATE, self._authentication.start(), now)
+        self._reauthentication = token
 
     # Time
 
@@ -366,7 +370,7 @@ class ClientEngine:
         if not packet.session_present:
             self._incoming.session_lost()
         self._events.append(Connected(packet))
-        self._outgoing.resume(properties, now, present=packet.session_present)
+        self._outgoing.resume(properties, now, present=packet.session_present, first=not self._connected_before)
         self._connected_before = True
 
     def _auth(self, packet: Auth, now: int) -> None:
@@ -388,8 +392,8 @@ class ClientEngine:
                 return
             self._send_auth(ReasonCode.CONTINUE_AUTHENTICATION, answer, now)  # [MQTT-4.12.0-3]
         elif packet.reason_code == 0 and again is not None:
-            self._reauthentication = None
             if self._verify_server(properties.authentication_data, now):
+                self._reauthentication = None
                 self._events.append(OperationDone(again, (0,), properties.reason_string or ""))
         else:
             raise protocol_error("AUTH with a reason code that is out of place")
@@ -413,7 +417,13 @@ class ClientEngine:
         if self.state is ClientState.CONNECTED:
             self._outbox.send(Disconnect(ReasonCode.UNSPECIFIED_ERROR), now)  # 0x87 is for servers
         self._end()
+        self._fail_reauthentication(error)
         self._events.append(Closed(ReasonCode.NOT_AUTHORIZED, error.what, by_server=False, error=error))
+
+    def _fail_reauthentication(self, error: PenstockError) -> None:
+        again, self._reauthentication = self._reauthentication, None
+        if again is not None:
+            self._events.append(OperationDone(again, (), "", error))
 
     def _close(self, reason_code: int, reason_string: str) -> None:
         self._end()

@@ -5,6 +5,10 @@ again in their order [MQTT-4.4.0-1]; otherwise messages are sent as new ones and
 2 message after its PUBREC belongs to the server: it is reported as done, because sending it again would duplicate it. A
 message that must not be sent again in a new session, where the server cannot detect the duplicate, fails instead.
 
+The server may have the session of an earlier client with the same client identifier that ended without releasing its
+QoS 2 messages. A message with one of their packet identifiers would be a repetition for the server, which drops it
+[MQTT-4.3.3-10]. So the first message with an identifier follows a PUBREL, which frees it.
+
 Source: MQTT 5.0 sections 4.3, 4.4, 4.6, 4.9; 3.3.2.3.4 for topic aliases.
 """
 
@@ -83,6 +87,10 @@ class Outgoing:
         self._send_maximum = 65_535
         self._open_publishes = 0
         self._inflight = Inflight()
+        self._inherited = False
+        """Whether the session may have packet identifiers of QoS 2 messages of an earlier client."""
+        self._freed: set[int] = set()
+        """The packet identifiers that it has no longer."""
         self._waiting: deque[_Operation] = deque()
         self._topic_aliases = topic_aliases
         self._aliases: dict[str, int] = {}
@@ -95,9 +103,13 @@ class Outgoing:
 
     # Network connections
 
-    def resume(self, announced: Properties, now: int, *, present: bool) -> None:
-        """Send unanswered operations again after CONNACK: PUBREL and control packets first, then messages in order."""
+    def resume(self, announced: Properties, now: int, *, present: bool, first: bool = False) -> None:
+        """Send unanswered operations again after CONNACK: PUBREL and control packets first, then messages in order.
+
+        ``first``: it is the first connection, so a session that is present is that of an earlier client.
+        """
         self._online = True
+        self._inherited = present and (first or self._inherited)
         self._announced = announced
         self._send_maximum = announced.receive_maximum or 65_535
         self._alias_maximum = min(self._topic_aliases, announced.topic_alias_maximum or 0)
@@ -285,6 +297,10 @@ class Outgoing:
                 continue
             if self._find(publish.packet_id) is None:
                 inflight.add(publish.packet_id, operation)
+            if self._inherited and publish.qos == 2 and publish.packet_id not in self._freed:
+                self._freed.add(publish.packet_id)
+                if not operation.sent:
+                    self._outbox.send(PubRel(publish.packet_id), now)
             operation.sent = operation.seen = operation.counted = True
             self._open_publishes += 1
             self._outbox.add(data, now)
