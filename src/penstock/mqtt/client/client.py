@@ -304,7 +304,13 @@ class MqttClient:
             opener,
         )
         self._driver = Driver(self._engine, settings)
-        self._inbox = Inbox(on_message, self._driver.set_reading, self.acknowledge, manual=manual)
+        self._inbox = Inbox(
+            on_message,
+            self._driver.set_reading,
+            self.acknowledge,
+            manual=manual,
+            subscriptions=lambda: self._engine.subscriptions,
+        )
         self._driver.on_message = self._inbox.put
         self._driver.on_closed = self._closed
         self._free_publishes = asyncio.Semaphore(max_pending)

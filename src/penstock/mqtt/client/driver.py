@@ -254,6 +254,7 @@ class Driver:
                 was_online = self._online.is_set()
                 self._online.clear()
                 self.engine.lost()
+                self._perform(self.engine.take_events())
                 self._drained.set()
                 self._arm()
                 if was_online:
@@ -375,6 +376,7 @@ class Driver:
             self._first.set_result(packet)
         self._call_connected_hooks(packet)
         self.set_reading(paused=self._paused)
+        self._arm()  # for keep alive: the timer may be set for the expiry of a waiting message
 
     def _call_connected_hooks(self, packet: ConnAck) -> None:
         for hook in list(self.connected_hooks):

@@ -18,7 +18,7 @@ from typing import Final, Protocol, Self
 
 from penstock.errors import PenstockError
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.topics import SHARE_PREFIX, validate_topic_filter
+from penstock.mqtt.codec.topics import SHARE_PREFIX, matches, validate_topic_filter
 from penstock.mqtt.engine.routing.filter_tree import FilterTree
 
 __all__ = ["FIRST_IDENTIFIER", "MAX_UNREAD", "Inbox", "MessageListener", "MessageStream", "StreamIdentifiers"]
@@ -63,6 +63,14 @@ class StreamIdentifiers:
             return False
         del self._by_filter[topic_filter]
         return True
+
+    def issued(self, identifier: int) -> bool:
+        """Return whether the identifier is, or was, that of a stream."""
+        return FIRST_IDENTIFIER <= identifier < self._next
+
+    def __contains__(self, topic_filter: str) -> bool:
+        """Return whether a stream uses the filter."""
+        return topic_filter in self._by_filter
 
 
 class MessageStream:
@@ -136,8 +144,11 @@ class MessageStream:
 class Inbox:
     """Received messages of one client.
 
-    ``on_message`` gets messages without another receiver; if it is None, they wait in ``unread``. ``acknowledge`` is
-    called when all receivers of a QoS 1 or 2 message are done; with ``manual``, not for messages of ``unread``.
+    ``on_message`` gets messages without another receiver; if it is None, they wait in ``unread``. Messages that the
+    server had queued for a stream that was closed are dropped, unless one of ``subscriptions()``, the current topic
+    filters, matches that is not of a stream.
+    ``acknowledge`` is called when all receivers of a QoS 1 or 2 message are done; with ``manual``, not for messages of
+    ``unread``.
     """
 
     def __init__(
@@ -148,8 +159,10 @@ class Inbox:
         *,
         manual: bool = False,
         high_water: int = MAX_UNREAD,
+        subscriptions: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         self._on_message = on_message
+        self._subscriptions = subscriptions
         self._set_reading = set_reading
         self._acknowledge = acknowledge
         self._high_water = high_water
@@ -215,6 +228,10 @@ class Inbox:
         streams = self._streams_for(message)
         listeners = self._listeners.match(message.topic) if len(self._listeners) else []
         if not listeners and not streams:
+            if self._is_left_over(message):
+                if message.qos:
+                    self._acknowledge(message)
+                return
             if self._on_message is not None:
                 listeners = [self._on_message]
             else:
@@ -254,6 +271,20 @@ class Inbox:
         if len(self._streams):
             found += self._streams.match(message.topic)
         return found if len(found) < 2 else list(dict.fromkeys(found))
+
+    def _is_left_over(self, message: Publish) -> bool:
+        """Return whether only closed streams subscribed to the message: as an unread one, it would take a place of
+        Receive Maximum forever."""
+        given = message.optional_properties
+        identifiers = [] if given is None else given.subscription_identifiers
+        return (
+            len(identifiers) > 0
+            and all(map(self.identifiers.issued, identifiers))
+            and not any(
+                each not in self.identifiers and matches(_without_share(each), message.topic)
+                for each in self._subscriptions()
+            )
+        )
 
     def _put(self, stream: MessageStream, message: Publish) -> None:
         if message.qos == 0 and len(stream) >= self._high_water:

@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
-from penstock.mqtt.client import MqttClient, ScramAuthentication
+from penstock.mqtt.client import MqttClient, ScramAuthentication, TokenAuthentication
 from penstock.mqtt.client.link import ClientLink
-from penstock.mqtt.codec.packets import Publish, Subscription
+from penstock.mqtt.codec.decoder import Decoder, Role
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.service import Inbound, Service
@@ -591,3 +593,68 @@ async def test_a_listener_or_hook_that_fails_does_not_affect_others(
         "a listener failed on a message to 'bad'",
         "a hook of the client failed",
     ]
+
+
+async def test_a_reauthentication_fails_if_the_connection_is_lost() -> None:
+    """The client connects again, which authenticates it, too."""
+    accepted = encode(ConnAck(properties=Properties(authentication_method="K8S-SAT")))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder = Decoder(role=Role.SERVER)
+        while packets := decoder.feed(await reader.read(1024)):
+            if not isinstance(packets[0], Connect):
+                break  # AUTH, or DISCONNECT
+            writer.write(accepted)
+        writer.close()
+
+    async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        token = TokenAuthentication(lambda: b"token")
+        async with MqttClient("127.0.0.1", port, authentication=token, jitter=lambda: 0.0) as client:
+            for _ in range(2):
+                with pytest.raises(UnavailableError, match="lost during the re-authentication"):
+                    await client.reauthenticate()
+                await client.wait_connected()
+
+
+async def test_keep_alive_after_a_reconnect_with_a_message_that_expires_later() -> None:
+    server = MqttServer()
+    host, port = await server.start("127.0.0.1", free_port())
+    lost = asyncio.Event()
+    client = MqttClient(host, port, keep_alive_s=20, jitter=lambda: 0.0)
+    client.on_disconnected(lambda _: lost.set())
+    async with asyncio.timeout(DEADLINE_S), client:
+        await server.close()
+        await lost.wait()
+        waiting = asyncio.create_task(client.publish("a", properties=Properties(message_expiry_interval=3600)))
+        while not client._engine.open_operations:
+            await asyncio.sleep(0)
+        server = MqttServer()
+        await server.start(host, port)
+        assert await waiting == 0x10
+        timer = client._driver._timer
+        assert timer is not None
+        assert timer.when() - asyncio.get_running_loop().time() < 60
+        await server.close()
+
+
+async def test_messages_that_arrive_after_their_stream_was_left_do_not_fill_receive_maximum() -> None:
+    """The server had queued them; nobody reads them, unless another subscription matches."""
+    server = MqttServer()
+    host, port = await server.start("127.0.0.1", 0)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        MqttClient(host, port, receive_maximum=5) as client,
+        MqttClient(host, port) as other,
+    ):
+        for _ in range(2):
+            async with client.subscription("a") as stream:
+                for _ in range(20):
+                    await other.publish("a")
+                assert (await anext(stream)).topic == "a"
+        await client.subscribe("b/#")
+        async with client.subscription("b/1"):
+            for _ in range(6):
+                await other.publish("b/1")
+        assert (await anext(client.messages())).topic == "b/1"
+    await server.close()
