@@ -59,10 +59,13 @@ async def test_a_deposed_leader_stops_its_work_and_campaigns_again(
         tokens.append(token)
         await store.set("output", "a", fencing_token=token)
         if len(tokens) == 1:
-            # Another takes over behind our back, writes with a newer token and goes.
-            usurped = await other.set("leader", "usurper", ttl_ms=500)
+            # Another takes over behind our back, writes with a newer token, and goes when we have noticed it.
+            usurped = await other.set("leader", "usurper")
             await other.set("output", "usurper", fencing_token=usurped.version)
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                assert await other.vdelete("leader", "usurper") == 1
         return "done"
 
     async with asyncio.timeout(60):
