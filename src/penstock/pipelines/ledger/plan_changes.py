@@ -149,11 +149,14 @@ def _sinks(
         else:
             text = "continues where it ended" if last is None else f"continues after batch {last.batch}"
             was = were.get(name, query)
-            if _writes_like(was, query) and was.get("definition", query["definition"]) == query["definition"]:
-                yield PlanChange(KEPT, f"sink {name}", text)
-            else:
-                differs = _was_and_is(*(f"{each['kind']} {each['does']}" for each in (was, query)))
-                yield PlanChange(CHANGED, f"sink {name}", f"{text}; {differs}")
+            # Plans of older versions have neither.
+            options, stream = (was.get(key, query[key]) for key in ("definition", "reads"))
+            differences = []
+            if stream != query["reads"]:
+                differences.append(f"read {stream}; reads {query['reads']}")
+            if not _writes_like(was, query) or options != query["definition"]:
+                differences.append(_was_and_is(*(f"{each['kind']} {each['does']}" for each in (was, query))))
+            yield PlanChange(CHANGED if differences else KEPT, f"sink {name}", "; ".join([text, *differences]))
     for name in sorted(were.keys() - {query["sink"] for query in now["queries"]}):
         yield PlanChange(
             REMOVED,

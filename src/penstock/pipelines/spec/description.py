@@ -193,6 +193,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
     return {
         "sink": sink.name,
         "definition": _definition(sink, _schema_files(sink)),
+        "reads": sink_plan.reads,
         "sources": list(dict.fromkeys(sink_plan.inputs)),
         "kind": sink.kind,
         "does": described.target(pipeline, sink),
@@ -230,11 +231,13 @@ def _schema_files(sink: Sink) -> list[bytes]:
 
 
 def _definition(part: Step | Sink, files: Sequence[bytes]) -> str:
-    """Return a digest of the options of ``part``, without its name, and of the content of the ``files`` that they name.
+    """Return a digest of the options of ``part``, without its name and the stream that it reads, and of the content of
+    the ``files`` that they name.
 
-    Other versions of penstock may describe the same options in other words, or have further ones.
+    Other versions of penstock may describe the same options in other words, or have further ones. The same stream can
+    be named, or be the one that is read by default.
     """
-    options = part.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+    options = part.model_dump(mode="json", exclude={"name", "source"}, exclude_defaults=True)
     digests = [hashlib.sha256(content).hexdigest() for content in files]
     return hashlib.sha256(json.dumps([options, digests], sort_keys=True).encode()).hexdigest()[:16]
 

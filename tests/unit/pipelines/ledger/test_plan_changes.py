@@ -106,6 +106,18 @@ def test_an_option_that_is_not_described_is_a_change(tmp_path: Path) -> None:
     assert change.text.startswith("continues where it ended; other options than before, is: table ")
 
 
+def test_the_stream_of_a_sink_may_be_named_or_the_default(tmp_path: Path) -> None:
+    ran(tmp_path)
+    alarms = "- name: alarms\n"
+    named = FILE.replace(alarms, f"{alarms}    from: stretches\n")
+    assert told(tmp_path, named) == [("=", "sink rows"), ("=", "sink alarms")]
+    plausible = FILE.replace("from: once\n", "from: plausible\n")
+    ran(tmp_path / "stateless", plausible)
+    other = plausible.replace("from: plausible\n    table", "from: parsed\n    table")
+    change, *_ = changes(parse(other), tmp_path / "stateless") or []
+    assert change == PlanChange("~", "sink rows", "continues where it ended; read plausible; reads parsed")
+
+
 def test_a_renamed_sink_is_shown_as_what_it_does(tmp_path: Path) -> None:
     table = tmp_path / "rows"
     text = FILE.replace("lake/rows", f"{table}, format: parquet")
