@@ -1,8 +1,4 @@
-"""The wheel without a checkout, locally, on a cluster and over Spark Connect: a script does not import penstock.
-
-By day ``tests/unit/spark/test_source_modules.py`` finds the formats as Spark does, ``tests/end_to_end/test_wheel.py``
-has the modules in a wheel, and ``test_formats_page.py`` reads and writes with every format.
-"""
+"""The wheel without a checkout, locally, on a cluster and over Spark Connect: a script does not import penstock."""
 
 from __future__ import annotations
 
@@ -89,9 +85,10 @@ def installed(tmp_path: Path) -> Path:
     return python
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("on", ["local", "cluster", "connect"])
+@pytest.mark.parametrize(
+    "on", [*(pytest.param(each, marks=pytest.mark.nightly) for each in ("local", "cluster")), "connect"]
+)
 def test_a_script_that_knows_only_the_formats(
     installed: Path, node: Node, new_topic: Callable[..., str], tmp_path: Path, on: str
 ) -> None:
