@@ -311,8 +311,9 @@ async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path
                 await store.set("plant/a", '{"value": [7]}')
                 await page.get_by_role("button", name="Set if it still has version").click()
                 await expect(page.get_by_role("alert")).to_contain_text("was changed meanwhile")
-            await page.reload()
-            await page.get_by_text("Change the value").click()
+            await page.get_by_role("button", name="Load the current value").click()
+            await expect(page.locator("pre").first).to_contain_text("7")
+            await expect(page.locator("textarea[name=value]")).to_have_value('{"value": [1, 3]}')  # what was entered
             await page.locator("textarea[name=value]").fill('{"value": [8]}')
             await page.get_by_role("button", name="Preview").click()
             await page.get_by_role("button", name="Set if it still has version").click()

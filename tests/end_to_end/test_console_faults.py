@@ -39,7 +39,7 @@ async def _filled(node: Node) -> ReadyNode:
     ready = await node.start()
     host, port = parse_address(ready.mqtt)
     async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
-        for key in (ODD, "..", BINARY, "lines"):
+        for key in (ODD, "..", "two\nlines", BINARY, "lines"):
             await store.set(key, "a\r\nb\r\n" if key == "lines" else "of this key")
     async with MqttClient(host, port, client_id=ODD, session_expiry_s=600) as client:
         await client.publish(ODD.replace("#", "").replace("+", ""), b"kept", retain=True)
@@ -62,7 +62,7 @@ async def test_names_with_any_characters_are_addresses(ready: ReadyNode) -> None
 
     async with browsing(ready) as browser:
         page = await _signed_in(browser, "keys")
-        for title in (ODD, "..", "base64:/wAvPw=="):
+        for title in (ODD, "..", "two lines", "base64:/wAvPw=="):
             await browser.open("keys")
             await page.get_by_role("link", name=title, exact=True).click()
             heading = title if title != ".." else "base64:Li4="
@@ -83,6 +83,11 @@ async def test_names_with_any_characters_are_addresses(ready: ReadyNode) -> None
         await page.get_by_role("button", name="Delete…").click()
         await page.get_by_role("button", name="Delete the key").click()
         await expect(page.get_by_text("The key was deleted.")).to_be_visible()
+        await browser.open("keys")
+        await page.get_by_text("New key").click()
+        await page.get_by_label("Key", exact=True).fill(".")
+        await page.get_by_role("button", name="Create").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("base64:Lg==")
         await page.get_by_role("link", name="Clients").click()
         await page.get_by_role("link", name=ODD).click()
         await expect(page.get_by_role("heading", level=1)).to_have_text(ODD)
@@ -128,6 +133,21 @@ async def test_lost_responses_are_shown_and_an_error_of_a_page_is_not_a_blank_on
             await expect(shown).to_be_visible()  # the last data
             await page.unroute(pattern)
             await expect(alert).to_have_count(0)
+        # A page that is read once, and the state of the node.
+        key, overview = "**/api/v1/keys/lines*", "**/api/v1/overview*"
+        await page.route(key, lambda each: each.abort())
+        await browser.open("keys/lines")
+        await expect(alert).to_contain_text(UNREACHABLE)
+        await page.unroute(key)
+        await expect(facts).to_be_visible()
+        await browser.open("overview")
+        heading = page.get_by_role("heading", level=1)
+        await expect(heading).to_have_text("Ready")
+        await page.route(overview, lambda each: each.abort())
+        await expect(heading).to_have_text("Unknown")
+        await expect(page.get_by_text("when the node was ready")).to_be_visible()
+        await page.unroute(overview)
+        await expect(heading).to_have_text("Ready")
         await page.route("**/api/v1/groups/lake", lambda each: each.fulfill(json={}))
         await browser.open("groups/lake")
         await expect(alert).to_contain_text("This page cannot be shown: TypeError")

@@ -45,6 +45,7 @@ __all__ = [
     "shown_duration",
     "shown_payload",
     "shown_rate",
+    "text_width",
     "unless_standard",
     "use_colour",
 ]
@@ -65,6 +66,11 @@ def fold(first: str, text: str) -> str:
     if not sys.stdout.isatty():
         return first + text
     return first + _folded(text, _width(_COLOUR.sub("", first)), _columns(sys.stdout))
+
+
+def text_width(most: int) -> int:
+    """Return the columns of text on standard output: those of a terminal, but not more than ``most``."""
+    return min(most, _columns(sys.stdout)) if sys.stdout.isatty() else most
 
 
 def _columns(stream: TextIO) -> int:

@@ -29,6 +29,7 @@ from hashlib import blake2b
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -82,6 +83,16 @@ READ_ENTRY_S: Final = 60.0
 _INHERITED: Final = "inherit"
 """Level of a part without one of its own: that of the part above it."""
 _STARTING: Final = "this part has not started yet"
+
+
+class _NameConvertor(StringConvertor):
+    """A name that clients chose: unlike ``path``, it may have line breaks."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("text", _NameConvertor())
+
 T = TypeVar("T")
 Read = Callable[[Request, Caller], Awaitable[object]]
 
@@ -583,19 +594,19 @@ def api_routes(
         route("/pipelines/{name:path}", api.pipeline, Role.VIEWER),
         route("/events", api.events, Role.VIEWER),
         route("/clients", api.clients, Role.VIEWER),
-        route("/clients/{name:path}", api.client, Role.VIEWER),
-        route("/clients/{name:path}", api.disconnect, Role.OPERATOR, method="DELETE"),
+        route("/clients/{name:text}", api.client, Role.VIEWER),
+        route("/clients/{name:text}", api.disconnect, Role.OPERATOR, method="DELETE"),
         route("/subscriptions", api.subscriptions, Role.VIEWER),
         route("/retained", api.retained, Role.VIEWER),
-        route("/retained/{name:path}", api.retained_message, Role.VIEWER),
+        route("/retained/{name:text}", api.retained_message, Role.VIEWER),
         route("/topic-tree", api.topic_tree, Role.VIEWER),
         route("/messages", api.messages, Role.VIEWER),
         route("/messages", api.publish, Role.OPERATOR, method="POST"),
         route("/keys", api.keys, Role.VIEWER),
-        route("/keys/{name:path}", api.key, Role.VIEWER),
-        route("/keys/{name:path}", api.set_key, Role.OPERATOR, method="PUT"),
-        route("/keys/{name:path}", api.delete_key, Role.OPERATOR, method="DELETE"),
-        route("/key-versions/{name:path}", api.key_versions, Role.VIEWER),
+        route("/keys/{name:text}", api.key, Role.VIEWER),
+        route("/keys/{name:text}", api.set_key, Role.OPERATOR, method="PUT"),
+        route("/keys/{name:text}", api.delete_key, Role.OPERATOR, method="DELETE"),
+        route("/key-versions/{name:text}", api.key_versions, Role.VIEWER),
         route("/key-changes", api.key_changes, Role.VIEWER),
         route("/log-levels", api.log_levels, Role.VIEWER),
         route("/log-levels/{part}", api.set_log_level, Role.ADMINISTRATOR, method="PUT"),

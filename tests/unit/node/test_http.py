@@ -93,6 +93,8 @@ async def test_metrics_and_other_paths(node: Node) -> None:
     status, _, text = await ask(node.address, "/nothing%3Cb%3E")
     assert (status, text) == (404, "nothing is at '/nothing<b>'; see / for the list\n")
     assert (await ask(node.address, "/livez", ""))[0] == 405
+    status, _, text = await ask(node.address, "/api/v1/nothing")
+    assert (status, json.loads(text)["error"]["what"]) == (404, "the API has no path '/api/v1/nothing'")
 
 
 async def test_the_first_page_links_to_all_pages(node: Node) -> None:

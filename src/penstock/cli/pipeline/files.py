@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from penstock.cli.options import DEFAULT, Json, local_addresses, shared_options
-from penstock.cli.output import escape, note, print_error, print_json, unless_standard, use_colour
+from penstock.cli.output import escape, note, print_error, print_json, text_width, unless_standard, use_colour
 from penstock.cli.pipeline.completion import complete_case, complete_source, complete_valid_file
 from penstock.cli.pipeline.options import File, Into, StateDir, needs_spark, run_of
 from penstock.cli.pipeline.registry import RegistryOptions, print_subject
@@ -582,7 +582,7 @@ def show_plan(
     last case, and if a table that exists does not fit, a run would fail, and the exit status is 1.
     """
     from penstock.pipelines.ledger.plan_changes import REFUSED, changes, check_feeds, check_table_types, check_topics
-    from penstock.pipelines.spec.description import as_data, as_mermaid, as_text
+    from penstock.pipelines.spec.description import WIDTH, as_data, as_mermaid, as_text
     from penstock.pipelines.spec.sources import FilesSource
     from penstock.pipelines.state_dir.layout import letter_writers, local_directory
     from penstock.pipelines.state_dir.letter_writers import letter_sinks
@@ -604,7 +604,7 @@ def show_plan(
             {**as_data(pipeline, letters), "changes": None if found is None else [each._asdict() for each in found]}
         )
     else:
-        sys.stdout.write(as_text(pipeline, letters))
+        sys.stdout.write(as_text(pipeline, letters, text_width(WIDTH)))
         if found is not None:
             sys.stdout.write(f"\ncompared with the last run, state in {state}\n")
             sys.stdout.writelines(f"{line}\n" for change in found for line in lines_of(change))
@@ -620,13 +620,16 @@ def show_plan(
 
 
 _COLOURS = {"+": 32, "~": 33, "?": 33, "-": 31, "!": 31}
-_WIDTH = 110
 
 
 def lines_of(change: PlanChange) -> list[str]:
     """Format a change as lines of a diff."""
+    from penstock.pipelines.spec.description import WIDTH
+
     text = escape(f"{change.mark} {change.what}: {change.text}")
-    made = textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent=" " * 8, break_long_words=False)
+    made = textwrap.wrap(
+        text, text_width(WIDTH), initial_indent="  ", subsequent_indent=" " * 8, break_long_words=False
+    )
     colour = _COLOURS.get(change.mark) if use_colour(sys.stdout) else None
     return made if colour is None else [f"\x1b[{colour}m{line}\x1b[0m" for line in made]
 

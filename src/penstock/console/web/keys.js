@@ -6,8 +6,10 @@ import { start } from "./messages.js";
 import { Facts, List } from "./table.js";
 
 const keyText = (row) => row.key ?? `base64:${row.key_base64}`;
-/** The page of a key. In base64: keys that are not text, and those that a path would lose, because they mean a folder. */
-const keyLink = (row) => (row.key === null || row.key === "." || row.key === ".." ? link("keys", row.key_base64, { encoding: "base64" }) : link("keys", row.key));
+/** A key as the last part of a path, and its parameters. In base64: keys that a path would lose, because they mean a folder. */
+const inPath = (key) => (key === "." || key === ".." ? [btoa(key), { encoding: "base64" }] : [key, {}]);
+/** The page of a key. In base64: also keys that are not text. */
+const keyLink = (row) => link("keys", ...(row.key === null ? [row.key_base64, { encoding: "base64" }] : inPath(row.key)));
 const MAX_LINES = 1000; // of a comparison
 
 export function Keys({ route }) {
@@ -38,8 +40,8 @@ function shown(value, encoded) {
 
 function Key({ name, encoding }) {
   const { operates } = useContext(Session);
-  const [{ changes, message }, change] = useState({ changes: 0, message: null });
-  const changed = (text) => change({ changes: changes + 1, message: text });
+  const [{ changes, message, draft }, change] = useState({ changes: 0, message: null });
+  const changed = (text, kept) => change({ changes: changes + 1, message: text, draft: kept });
   const { data, error } = usePoll(`keys/${encodeURIComponent(name)}`, { changes, encoding }, 0); // once: each read is recorded in the audit trail
   const told = message && html`<p role="status">${message}</p>`;
   const title = encoding ? `${encoding}:${name}` : name;
@@ -53,7 +55,7 @@ function Key({ name, encoding }) {
     ]} />
     <h2>Value${data.value === null ? " (base64: it is not text)" : ""}</h2>
     <pre tabindex="0"><code>${shown(data.value, data.value_base64)}</code></pre>
-    ${operates && data.value !== null && html`<${Edit} key=${`edit ${data.version}`} name=${name} encoding=${encoding} data=${data} changed=${changed} />`}
+    ${operates && data.value !== null && html`<${Edit} key=${`edit ${data.version}`} name=${name} encoding=${encoding} data=${data} draft=${draft} changed=${changed} />`}
     ${operates && html`<${Delete} key=${`delete ${data.version}`} name=${name} title=${title} encoding=${encoding} data=${data} changed=${changed} />`}
     <${History} key=${`history ${data.version}`} name=${name} encoding=${encoding} />${watched}`;
 }
@@ -113,9 +115,15 @@ function ChangeDetails({ row, before }) {
       : row.value_bytes !== null && html`<pre tabindex="0"><code>${text(row)}</code></pre>`}`;
 }
 
-/** Write another value if the key still has the version that is shown; the difference is confirmed. */
-function Edit({ name, encoding, data, changed }) {
-  const [error, fail] = useState(null);
+/** A refused change, and the current value if that is the reason. `draft`: what was entered, which is kept. */
+function Refused({ error, changed, draft }) {
+  return html`<${Failure} error=${error} />${error.status === 409 && html`<p><button type="button" class="plain" onClick=${() => changed(null, draft)}>Load the current value</button></p>`}`;
+}
+
+/** Write another value if the key still has the version that is shown; the difference is confirmed. `draft`: for an earlier version. */
+function Edit({ name, encoding, data, draft, changed }) {
+  const [{ error, refused }, set] = useState({ error: null, refused: null });
+  const fail = (problem, entered = null) => set({ error: problem, refused: entered });
   const [plan, show] = useState(null);
   const submit = (event) => {
     event.preventDefault();
@@ -126,12 +134,12 @@ function Edit({ name, encoding, data, changed }) {
     show({ value: /\r\n/.test(data.value) && !/(^|[^\r])\n/.test(data.value) ? value.replaceAll("\n", "\r\n") : value, seconds: form.get("seconds"), token: form.get("token") });
   };
   const send = () => request(`keys/${encodeURIComponent(name)}`, { encoding, version: data.version, ttl_ms: plan.seconds && Math.round(plan.seconds * 1000), fencing_token: plan.token }, "PUT", undefined, plan.value)
-    .then(() => changed("The key was changed."), (problem) => { show(null); fail(problem); });
-  return html`<details class="publish"><summary>Change the value</summary><form onSubmit=${submit} onInput=${() => show(null)}>
-    <label>Value<textarea name="value" rows="6" spellcheck=${false} defaultValue=${data.value}></textarea></label>
-    <div class="filters"><label>Expires after (s), empty: never<input name="seconds" type="number" min="0.001" step="any" defaultValue=${data.expires_in_s ?? ""} /></label>
-      <label>Fencing token<input name="token" defaultValue=${data.fencing_token ?? ""} spellcheck=${false} /></label></div>
-    ${error && html`<${Failure} error=${error} />`}
+    .then(() => changed("The key was changed."), (problem) => { show(null); fail(problem, plan); });
+  return html`<details class="publish" open=${draft !== undefined}><summary>Change the value</summary><form onSubmit=${submit} onInput=${() => show(null)}>
+    <label>Value<textarea name="value" rows="6" spellcheck=${false} defaultValue=${draft?.value ?? data.value}></textarea></label>
+    <div class="filters"><label>Expires after (s), empty: never<input name="seconds" type="number" min="0.001" step="any" defaultValue=${draft?.seconds ?? data.expires_in_s ?? ""} /></label>
+      <label>Fencing token<input name="token" defaultValue=${draft?.token ?? data.fencing_token ?? ""} spellcheck=${false} /></label></div>
+    ${error && html`<${Refused} error=${error} changed=${changed} draft=${refused} />`}
     ${plan === null ? html`<button class="secondary">Preview</button>` : html`<div class="action">
       <p role="alert">${plan.value === data.value ? "The value stays the same." : "The value changes as follows."} ${plan.seconds ? `The key expires after ${age(Number(plan.seconds))}.` : "The key does not expire."} All observers of the key are notified.</p>
       ${plan.value !== data.value && html`<${Difference} before=${shown(data.value)} after=${shown(plan.value)} />`}
@@ -144,7 +152,7 @@ function Delete({ name, title, encoding, data, changed }) {
   const [error, fail] = useState(null);
   const send = () => request(`keys/${encodeURIComponent(name)}`, { encoding, version: data.version, fencing_token: data.fencing_token }, "DELETE")
     .then(() => changed("The key was deleted."), (problem) => { ask(false); fail(problem); });
-  return html`<div class="action">${error && html`<${Failure} error=${error} />`}
+  return html`<div class="action">${error && html`<${Refused} error=${error} changed=${changed} />`}
     ${asked ? html`<p role="alert">Delete <code>${title}</code> if it still has version ${data.version}? Its value is lost.</p>
       <button onClick=${send}>Delete the key</button> <button class="secondary" onClick=${() => ask(false)}>Cancel</button>`
       : html`<button class="secondary" onClick=${() => ask(true)}>Delete…</button>`}</div>`;
@@ -155,7 +163,8 @@ function NewKey() {
   const submit = (event) => {
     event.preventDefault();
     const { key, value } = Object.fromEntries(new FormData(event.target));
-    request(`keys/${encodeURIComponent(key)}`, {}, "PUT", undefined, value).then(() => { location.hash = link("keys", key); }, fail);
+    const [name, parameters] = inPath(key);
+    request(`keys/${encodeURIComponent(name)}`, parameters, "PUT", undefined, value).then(() => { location.hash = link("keys", name, parameters); }, fail);
   };
   return html`<details class="publish"><summary>New key</summary><form onSubmit=${submit}>
     <label>Key<input name="key" required autocapitalize="off" spellcheck=${false} /></label>

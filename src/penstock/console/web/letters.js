@@ -41,11 +41,12 @@ export function DeadLetters({ route: { name, parameters } }) {
 }
 
 function List({ path, parameters, changes, changed }) {
-  const { data, error } = usePoll(`${path}/records`, { step: parameters.step, all: parameters.all, limit: 50, changes }, 0);
+  const { data: newest, earlier, error } = usePoll(`${path}/records`, { step: parameters.step, all: parameters.all, limit: 50, changes }, 0);
   if (error) return html`<${Failure} error=${error} />`;
+  const data = newest ?? earlier; // letters that are open on the page stay open while they are read again
   if (!data) return html`<p aria-busy="true">Reading the records…</p>`;
   return html`<section aria-label="Letters">
-    <p>${letters(data.rows.length)}${data.complete ? "" : "; there are more: select a step, or close some of these"}</p>
+    <p aria-busy=${newest === null}>${letters(data.rows.length)}${data.complete ? "" : "; there are more: select a step, or close some of these"}</p>
     ${data.rows.map((row) => html`<${Letter} key=${`${row.place}${row.step}`} path=${path} row=${row} changed=${changed} />`)}
   </section>`;
 }
@@ -78,13 +79,16 @@ const format = (text) => {
 /** A form for another payload, with which the letter is redriven; the original stays. */
 function Correction({ path, row, changed }) {
   const [error, fail] = useState(null);
+  const [busy, wait] = useState(false);
   const save = (event) => {
     event.preventDefault();
+    fail(null);
+    wait(true);
     request(`${path}/correct`, { id: row.id }, "POST", undefined, new FormData(event.target).get("value"))
-      .then(() => changed("The corrected payload was stored: redrive sends it."), fail);
+      .then(() => changed("The corrected payload was stored: redrive sends it."), fail).finally(() => wait(false));
   };
   return html`<form onSubmit=${save}><label>Corrected payload<textarea name="value" rows="4" spellcheck=${false}>${row.corrected ?? row.value}</textarea></label>
-    ${error && html`<${Failure} error=${error} />`}<button class="secondary">Save the correction</button></form>`;
+    ${error && html`<${Failure} error=${error} />`}<button class="secondary" disabled=${busy} aria-busy=${busy}>Save the correction</button></form>`;
 }
 
 /** Buttons for changes: each shows a preview, whose count the second button repeats. */

@@ -88,9 +88,11 @@ export function poll(read) {
   };
 }
 
+export const RETRY_MS = 2000; // of what is read once, while the node does not respond
+
 /**
- * Data of the API, read again while the page is visible. `every` in ms; 0: once. `earlier`: while the data are read, those
- * of the parameters before. Without credentials it is not read again: each request would be another failed sign-in.
+ * Data of the API, read again while the page is visible. `every` in ms; 0: once, when the node responds. `earlier`: while
+ * the data are read, those of the parameters before. Without credentials it is not read again: each request would be another failed sign-in.
  */
 export function usePoll(path, parameters = {}, every = 2000) {
   const { version } = useContext(Session);
@@ -104,6 +106,7 @@ export function usePoll(path, parameters = {}, every = 2000) {
     } catch (error) {
       if (!signal.aborted) set((before) => ({ data: before.key === key ? before.data : null, error, key, list }));
       if (error.status === 401) return null;
+      if (!every && error.status === 0) return RETRY_MS;
     }
     return every || null;
   }), [key, every]);

@@ -1,7 +1,7 @@
 // The console: navigation, keyboard, sign-in, and the view of the route.
 import { h, render } from "preact";
 import { useEffect, useErrorBoundary, useMemo, useRef, useState } from "preact/hooks";
-import { credentials, html, link, request, Session, useRoute } from "./lib.js";
+import { credentials, html, link, poll, request, RETRY_MS, Session, useRoute, within } from "./lib.js";
 import { Cluster, inCluster } from "./cluster.js";
 import { Ledger, Sample } from "./jobs.js";
 import { Keys, Watch } from "./keys.js";
@@ -48,9 +48,11 @@ function App() {
     login: (value) => { credentials.set(value); identify(null); renew((before) => before + 1); },
   }), [version, who]);
   useEffect(() => {
-    const stop = new AbortController();
-    if (credentials.get()) request("session", {}, "GET", stop.signal).then(identify, () => {}); // the view reports the failure
-    return () => stop.abort();
+    if (!credentials.get()) return undefined;
+    return poll(async (signal) => { // the view reports the failure
+      const error = await request("session", {}, "GET", within(signal)).then((found) => { if (!signal.aborted) identify(found); }, (problem) => problem);
+      return error?.status === 0 ? RETRY_MS : null;
+    });
   }, [version]);
   const [tab, View] = INNER[route.page] ?? [route.page, PAGES.find(([page]) => page === route.page)?.[3]];
   const main = useRef(null);

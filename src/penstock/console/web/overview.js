@@ -20,7 +20,7 @@ export function Overview() {
   const { node, health, load, hops, listeners } = data;
   return html`
     ${error && html`<${Failure} error=${error} />`}
-    <${Health} health=${health} now=${node.now_at} />
+    <${Health} health=${health} now=${node.now_at} stale=${error !== null} />
     <h2>Path of the data</h2>
     <${Hops} hops=${hops} />
     <h2>Rates of the last five minutes</h2>
@@ -47,8 +47,11 @@ export function Overview() {
     </div>`;
 }
 
-function Health({ health, now }) {
+function Health({ health, now, stale }) {
   const state = health.ready ? "Ready" : health.state === "ready" ? "Not ready" : health.state;
+  // A node that no longer responds is not "ready": the rest of the page is what it reported last.
+  if (stale) return html`<section aria-label="Health" class="health"><h1><span class="dot problem" aria-hidden="true"></span> Unknown</h1>
+    <p>The page shows the state of ${clock(now)} UTC, when the node was ${state.toLowerCase()}.</p></section>`;
   return html`<section aria-label="Health" class="health">
     <h1><span class=${`dot ${health.ready ? (health.reasons.length ? "warning" : "good") : "problem"}`} aria-hidden="true"></span> ${state}</h1>
     ${health.reasons.map((reason) => html`<${Reason} reason=${reason}>

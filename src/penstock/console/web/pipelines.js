@@ -42,7 +42,7 @@ function Pipeline({ name }) {
     <${Facts} facts=${[
       ["State", state(pipeline)], ["Run", pipeline.run], ["Host", pipeline.host && `${pipeline.host}, process ${pipeline.pid ?? "–"}`],
       ["Since (UTC)", pipeline.since_at === null ? null : clock(pipeline.since_at)], ["Last report", pipeline.status_age_s === null ? null : `${age(pipeline.status_age_s)} ago`],
-      ["Lag", pipeline.lag_records === null ? null : `${lag(pipeline)} ${pipeline.lag_records === 1 ? "record" : "records"}, ${oldest(pipeline)}`], ["Restarts of queries", number(pipeline.restarts)],
+      ["Lag", pipeline.lag_records === null ? null : `${lag(pipeline)} ${pipeline.lag_records === 1 ? "record" : "records"}${pipeline.lag_records ? `, ${oldest(pipeline)}` : ""}`], ["Restarts of queries", number(pipeline.restarts)],
       ["Spark", pipeline.spark_ui && html`<a href=${pipeline.spark_ui} rel="noreferrer">Web interface of Spark</a>, as the driver's host sees it`],
       ["Consumer groups", html`<a href=${link("groups", null, { q: `pipeline-${name}-` })}>pipeline-${name}-…</a>`],
       ["Dead letters", pipeline.managed ? html`<a href=${link("dead-letters", name)}>List, correct, redrive</a>` : html`<code>penstock pipeline dead-letter list FILE</code>, or here if the node has the pipeline in <code>pipelines</code> of its configuration`],

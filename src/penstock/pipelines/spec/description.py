@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan, query_groups, reads_of, sink_reads
 from penstock.pipelines.spec.registered_values import ProtobufValue, RegisteredValue
@@ -37,9 +37,10 @@ from penstock.pipelines.spec.value_schemas import planned_schema
 from penstock.pipelines.spec.values import late_of, lease_key, sink_letter, template_parts
 from penstock.runtime.io.network import without_secret
 
-__all__ = ["SINK_DESCRIPTIONS", "SinkDescription", "as_data", "as_mermaid", "as_text", "graph", "query_path"]
+__all__ = ["SINK_DESCRIPTIONS", "WIDTH", "SinkDescription", "as_data", "as_mermaid", "as_text", "graph", "query_path"]
 
-_WIDTH = 110
+WIDTH: Final = 110
+"""Columns of a plan that is not printed on a terminal."""
 
 
 def as_data(pipeline: Pipeline, letters: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
@@ -76,29 +77,29 @@ def _with_writers(plans: Sequence[SinkPlan], letters: Mapping[str, str]) -> Sequ
     return plans
 
 
-def as_text(pipeline: Pipeline, letters: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the plan as text; ``letters``: see :func:`as_data`."""
+def as_text(pipeline: Pipeline, letters: Mapping[str, str] = MappingProxyType({}), width: int = WIDTH) -> str:
+    """Return the plan as text, folded at ``width`` columns; ``letters``: see :func:`as_data`."""
     found = as_data(pipeline, letters)
     lines = [
-        f"pipeline {pipeline.name}, every {pipeline.trigger}",
-        *(f"  {_called(name)}: {_source(source)}" for name, source in pipeline.inputs.items()),
-        f"  dead letters: {found['dead_letters'] or 'counted, not kept'}",
-        f"  lease: {found['lease']['key']} at {found['lease']['broker']}",
+        ("", f"pipeline {pipeline.name}, every {pipeline.trigger}"),
+        *((f"  {_called(name)}: ", _source(source)) for name, source in pipeline.inputs.items()),
+        ("  dead letters: ", found["dead_letters"] or "counted, not kept"),
+        ("  lease: ", f"{found['lease']['key']} at {found['lease']['broker']}"),
     ]
     for sink_plan, query in zip(plan(pipeline), found["queries"], strict=True):
-        lines += ["", f"query {query['sink']}: {query_path(sink_plan)} -> sink"]
+        lines += [("", ""), (f"query {query['sink']}: ", f"{query_path(sink_plan)} -> sink")]
         if others := query["shares_with"]:
-            lines += _wrapped("  shared: ", f"reads and parses each record once for this sink and {', '.join(others)}")
+            lines.append(("  shared: ", f"reads and parses each record once for this sink and {', '.join(others)}"))
         for step in query["steps"]:
-            lines += _wrapped(f"  {step['name']}: ", f"{step['kind']} {step['does']}")
-            lines += [f"      {what}: {fate}" for what, fate in step["leaves"].items()]
-        lines += _wrapped("  sink: ", f"{query['kind']} {query['does']}")
+            lines.append((f"  {step['name']}: ", f"{step['kind']} {step['does']}"))
+            lines += [(f"      {what}: ", fate) for what, fate in step["leaves"].items()]
+        lines.append(("  sink: ", f"{query['kind']} {query['does']}"))
         if "schema" in query:
-            lines += _wrapped("      schema: ", _schema(query["schema"]))
-        lines += [f"      {what}: {fate}" for what, fate in query["leaves"].items()]
-        lines += _wrapped("      delivery: ", query["delivery"])
-        lines += _wrapped("      a run that lost its lease: ", query["fencing"])
-    return "\n".join(lines) + "\n"
+            lines.append(("      schema: ", _schema(query["schema"])))
+        lines += [(f"      {what}: ", fate) for what, fate in query["leaves"].items()]
+        lines.append(("      delivery: ", query["delivery"]))
+        lines.append(("      a run that lost its lease: ", query["fencing"]))
+    return "".join(f"{line}\n" for start, text in lines for line in _wrapped(start, text, width))
 
 
 def _others(pipeline: Pipeline, sink_plan: SinkPlan) -> list[str]:
@@ -157,12 +158,15 @@ def query_path(sink_plan: SinkPlan) -> str:
     return " -> ".join(shown)
 
 
-def _wrapped(start: str, text: str) -> list[str]:
+def _wrapped(start: str, text: str, width: int) -> list[str]:
+    whole = " ".join(text.split())
+    if len(start) + len(whole) <= width:
+        return [start + whole]
     return textwrap.wrap(
-        " ".join(text.split()),
-        _WIDTH,
+        whole,
+        width,
         initial_indent=start,
-        subsequent_indent=" " * 6,
+        subsequent_indent=" " * (len(start) - len(start.lstrip()) + 4),
         # Names, which a reader may copy, are on one line.
         break_long_words=False,
         break_on_hyphens=False,

@@ -236,7 +236,7 @@ class RequestSender:
             why = "no state store at this broker, or it is overloaded, or its disk is full or slow: see its /readyz"
             do = _READ_FIRST
         return kind(
-            f"state store: no answer to {named[0]} {as_text(named[1])} within {timeout_s:g} s",
+            f"state store: no answer to {named[0]} {as_text(named[1])} within {timeout_s:.3g} s",
             applied=None,
             why=why,
             do=do,

@@ -114,3 +114,13 @@ def test_the_text_names_every_part() -> None:
     assert "sliding, 3 hours every 1 hour" in text
     assert "delivery: exactly once with penstock's brokers; at least once with others" in text
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_the_text_fits_into_a_terminal() -> None:
+    found = parse(FILE + MORE)
+    text = as_text(found, width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert text.split() == as_text(found).split()
+    assert "\n      a run that lost its lease:" in text
+    continued = text[text.index("      a run that lost its lease:") :].splitlines()[1]
+    assert continued.startswith(" " * 10)
