@@ -22,7 +22,15 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 
-__all__ = ["DEADLINE_S", "EtcdClient", "EtcdStatus", "EtcdUnavailableError", "Watch", "failure_of"]
+__all__ = [
+    "CHECK_MEMBERS",
+    "DEADLINE_S",
+    "EtcdClient",
+    "EtcdStatus",
+    "EtcdUnavailableError",
+    "Watch",
+    "failure_of",
+]
 
 DEADLINE_S: Final = 1.0
 """Default deadline of a call in seconds."""
@@ -199,7 +207,7 @@ class EtcdClient:
             self._leave(endpoint)
             raise failure from error
         self._leave(endpoint)
-        raise UnavailableError(f"etcd {endpoint}: no answer to Lease/LeaseKeepAlive", do=_CHECK_MEMBERS)
+        raise UnavailableError(f"etcd {endpoint}: no answer to Lease/LeaseKeepAlive", do=CHECK_MEMBERS)
 
     def watch(self, requests: Iterator[pb.WatchRequest]) -> Watch:
         """Open a watch with ``requests``. Raises UnavailableError or RefusedError if the user cannot be
@@ -310,10 +318,11 @@ class EtcdClient:
                 self._current = (self._current + 1) % len(self.endpoints)
 
 
-_CHECK_MEMBERS: Final = (
+CHECK_MEMBERS: Final = (
     "check that most etcd members run and are reachable at the addresses of `cluster.etcd`; then calls continue"
     " automatically"
 )
+"""The remedy if no member answers."""
 _TLS_FAILURES: Final = ("TSI_", "andshake", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")
 """Texts of gRPC about TLS."""
 
@@ -322,7 +331,7 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
     """Translate an error of gRPC: no answer, or a rejection with its remedy."""
     code, text = error.code(), error.details() or ""
     if code in _UNANSWERED:
-        why, do = text or code.name, _CHECK_MEMBERS
+        why, do = text or code.name, CHECK_MEMBERS
         if any(failure in text for failure in _TLS_FAILURES):
             why = f"the TLS handshake failed: {text}"
             do = (

@@ -92,11 +92,17 @@ def _node_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
 
 
 def _etcd_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
+    silent = sum(member.problem is not None for member in state.etcd)
+    remedy = (
+        "start it again, or replace it (etcdctl member remove, member add): the nodes continue with the other members"
+        if 2 * silent < len(state.etcd)
+        else "start this member: without a majority of them nothing is acknowledged"
+    )
     for member in state.etcd:
         if member.problem is not None:
             yield _reason(
                 Severity.WARNING, "etcd_unavailable", f"etcd {member.endpoint} does not answer", member.problem,
-                member.hint or "start this member: without a majority of them nothing is acknowledged",
+                member.hint or remedy,
             )  # fmt: skip
         if _is_almost_full(member):
             yield _reason(

@@ -83,6 +83,14 @@ def test_the_cause_and_the_remedy_of_a_member_are_its_own() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("others", "wanted"), [(2, "the nodes continue"), (1, "without a majority")])
+def test_the_remedy_of_a_silent_member_depends_on_the_others(others: int, wanted: str) -> None:
+    members = [replace(ETCD, endpoint=f"10.0.0.{number}:2379") for number in range(others)]
+    silent = EtcdSnapshot("10.0.0.9:2379", problem="connection refused")
+    (reason,) = cluster_reasons(replace(HEALTHY, etcd=(*members, silent)))
+    assert wanted in (reason.hint or "")
+
+
 async def test_requests_at_the_same_time_read_etcd_once_also_if_it_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

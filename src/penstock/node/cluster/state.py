@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from penstock.cluster.client import EtcdClient, EtcdStatus
+from penstock.cluster.client import CHECK_MEMBERS, EtcdClient, EtcdStatus
 from penstock.cluster.log import LogKeys, clock_key, leader_key, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.console.cluster import cluster_reasons
@@ -124,7 +124,8 @@ def _member(
 
 def _etcd_snapshot(endpoint: str, status: EtcdStatus | PenstockError) -> EtcdSnapshot:
     if isinstance(status, PenstockError):
-        return EtcdSnapshot(endpoint, problem=status.why or status.what, hint=status.do)
+        hint = None if status.do == CHECK_MEMBERS else status.do  # that of one member depends on the others
+        return EtcdSnapshot(endpoint, problem=status.why or status.what, hint=hint)
     return EtcdSnapshot(
         endpoint, status.version, status.leads, status.used_bytes, status.quota_bytes or None, status.errors
     )
