@@ -15,10 +15,11 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import PenstockError
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
-from penstock.pipelines.sinks.delivery import COORDINATES, RemoteDeltaTable, last_of_each_key
+from penstock.pipelines.sinks.delivery import COORDINATES, last_of_each_key
 from penstock.pipelines.sinks.delta import DeltaWriter
 from penstock.pipelines.sinks.maintenance import maintain, maintained_at
 from penstock.pipelines.sinks.migration import migrate
+from penstock.pipelines.sinks.remote_delta import RemoteDeltaTable
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import TableSink

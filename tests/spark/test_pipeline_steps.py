@@ -13,8 +13,9 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.rows import data_columns, key_column, rows_of, windows_as_rows
-from penstock.pipelines.sinks.delivery import key_changes, letter_record, mark_unwritable
+from penstock.pipelines.sinks.delivery import letter_record, mark_unwritable
 from penstock.pipelines.sinks.one_pass import flattened, outcome, outcome_column
+from penstock.pipelines.sinks.statestore import key_changes
 from penstock.pipelines.spec.pipeline import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.steps import Step

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
-from penstock.pipelines.sinks import delivery
+from penstock.pipelines.sinks import delivery, statestore
 from penstock.pipelines.spec.sinks import Sink
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -39,7 +39,7 @@ PLACES = 10
 def test_the_last_change_of_each_key_remains(
     setup_of: Callable[..., Setup], node: Node, monkeypatch: pytest.MonkeyPatch, one_task: int
 ) -> None:
-    monkeypatch.setattr(delivery, "ONE_TASK", one_task)
+    monkeypatch.setattr(statestore, "ONE_TASK", one_task)
     setup = setup_of(FILE)
     numbers = list(range(301))
     random.Random(7).shuffle(numbers)

@@ -1,16 +1,9 @@
 """Write the rows of a batch to a sink and its dead letters to their table, idempotent by batch number.
 
 ``DELIVERY`` has an entry for each kind of sink: how to write, which rows cannot be written, and checks before a run
-starts. Parquet tables are in ``table``, Delta tables in ``delta``, tables of PostgreSQL in ``postgresql``, topics of
-Kafka in ``kafka``, files for other programs in ``files``.
-
-Messages (``tubemq``, ``mqtt``) are sent inside the batch, and again after a failure. Penstock's TubeMQ brokers accept
-a write once: it is identified by the query of the checkpoint, the sink and the batch, and ordered by the run's lease.
-With other brokers delivery is at least once; ids come from the source's record, so all copies of a message have the
-same id.
-
-A Delta table on another file system (a URI, but not of a bucket) is written with Delta's jars, with the same
-transactions as in ``delta``.
+starts. The writes are in modules of their own: Parquet tables in ``table``, Delta tables in ``delta`` and, with Delta's
+jars, ``remote_delta``, tables of PostgreSQL in ``postgresql``, messages in ``messages`` and ``kafka``, keys in
+``statestore``, files for other programs in ``files``.
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ import errno
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -30,25 +23,22 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BinaryType, StructType
+from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, PenstockError, StorageError, UnavailableError
-from penstock.payloads.confluent import AFTER_ID
-from penstock.pipelines.catalyst import is_delta_table
 from penstock.pipelines.rows import (
     ADDED_ROWS,
     alive,
     data_columns,
-    key_column,
     mark_dead,
     record_identity,
     reference,
     references,
-    too_large,
 )
 from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
 from penstock.pipelines.sinks.files import FileBatches, write_lines
 from penstock.pipelines.sinks.kafka import write_kafka
+from penstock.pipelines.sinks.messages import WriteIdentity, message_failures, ordered_messages, send_messages
 from penstock.pipelines.sinks.one_pass import (
     RECORD,
     SHARED,
@@ -72,13 +62,14 @@ from penstock.pipelines.sinks.registered_values import (
     schema_id,
     schema_of_rows,
 )
+from penstock.pipelines.sinks.remote_delta import RemoteDeltaTable
+from penstock.pipelines.sinks.statestore import mark_rows_without_key, write_keys
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.expectations import check_limits
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.sinks import KafkaSink, Messages, Sink, StateStoreEntry, StateStoreSink, TableSink
+from penstock.pipelines.spec.sinks import Sink, TableSink
 from penstock.pipelines.spec.steps import registries_of
-from penstock.pipelines.spec.value_schemas import value_fields
-from penstock.pipelines.spec.values import sink_letter, template_parts, transaction_id
+from penstock.pipelines.spec.values import sink_letter, template_parts
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.state_dir.letter_writers import LetterRange
@@ -100,13 +91,11 @@ from penstock.spark.kafka.writes import check_topic as check_kafka_topic
 from penstock.spark.mqtt.source import check_broker
 from penstock.spark.postgresql.connection import connected
 from penstock.spark.postgresql.writes import BatchWriter
-from penstock.spark.statestore.writes import FencedTarget, KeyWrite, write_rows
+from penstock.spark.statestore.writes import FencedTarget
 from penstock.spark.tube.options import SinkOptions
 from penstock.spark.tube.sink_writes import check_topic
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.pipelines.spec.pipeline import SinkPlan
 
 __all__ = [
@@ -117,237 +106,16 @@ __all__ = [
     "DeadLetterCounts",
     "FencedStore",
     "OnePassCounts",
-    "RemoteDeltaTable",
     "SinkBatch",
     "SinkDelivery",
     "SinkWriter",
     "Targets",
-    "WriteIdentity",
-    "as_messages",
     "check_sinks",
-    "entry_value",
-    "key_changes",
-    "key_rows",
     "last_of_each_key",
     "letter_condition",
     "letter_record",
     "mark_unwritable",
-    "message_failures",
-    "send_messages",
 ]
-
-ONE_TASK = 10_000
-"""Maximum number of rows that a single task sends over one connection, in their order."""
-_LONGEST_TOPIC = 65_535
-
-
-class WriteIdentity(NamedTuple):
-    """Identity of a write: the query's id in its checkpoint, and the batch. ``token``: the run's fencing token."""
-
-    query: str
-    batch: int
-    token: str
-
-
-def send_messages(
-    rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: WriteIdentity, *, windows: bool = False
-) -> None:
-    """Send ``count`` rows without unsendable ones, and return when all are acknowledged.
-
-    For ``windows`` the batch is part of the ids: a changed window is another message.
-
-    Raises:
-        UnavailableError: the broker does not answer, as text in a Spark error; some rows may have been sent.
-        RefusedError: a later run has taken over, also as text in a Spark error.
-    """
-    if not count:
-        return
-    messages = sink.messages
-    assert messages is not None
-    ordered = rows.coalesce(1) if messages.order_by is not None or count <= ONE_TASK else rows
-    selected = _in_order(ordered, sink, pipeline, batch=write.batch if windows else None)
-    if sink.tubemq is not None:
-        options = {
-            **pipeline.tube_options(sink.tubemq),
-            "txnAppId": f"{pipeline.name}/{sink.name}/{write.query}",
-            "txnVersion": str(write.batch),
-            "fencingToken": write.token,
-        }
-        selected.write.format("tubemq").mode("append").options(**options).save()
-        return
-    assert sink.mqtt is not None
-    options = {
-        "mqtt.broker": sink.mqtt.broker or pipeline.statestore.url,
-        "qos": str(sink.mqtt.qos),
-        "retain": str(sink.mqtt.retain).lower(),
-    }
-    selected.write.format("mqtt").mode("append").options(**options).save()
-
-
-def _in_order(
-    rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None, value: Column | None = None
-) -> DataFrame:
-    """Return the messages of ``rows``, in order within each partition; ``batch`` is part of the ids of windows."""
-    order = None if sink.messages is None else sink.messages.order_by
-    ordered = rows if order is None else rows.sortWithinPartitions(reference(rows, order))
-    return as_messages(ordered, sink, pipeline, batch=batch, value=value)
-
-
-def as_messages(
-    rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None, value: Column | None = None
-) -> DataFrame:
-    """Convert ``rows``, without unsendable ones, to the columns of the Spark format that sends them.
-
-    ``value``: the encoded value; None: JSON, or the column that is sent unchanged.
-    """
-    messages = sink.messages
-    assert messages is not None
-    unique = f"{pipeline.name}.{sink.name}" + ("" if batch is None else f"/{batch}")
-    made = [
-        key_column(rows, messages.topic).alias("topic"),
-        sf.concat_ws("/", *record_identity(rows), sf.lit(unique)).alias("_message"),
-        (_value(rows, messages) if value is None else value).alias("_value"),
-    ]
-    is_json = not isinstance(messages.value, str) and sink.registered is None
-    if (records := sink.records) is not None:
-        key = sf.lit(None).cast("string") if records.key is None else key_column(rows, records.key)
-        named = records.headers
-        if is_json:
-            named = {"content-type": "application/json", **named}
-        return rows.select(*made, key.alias("key"), _pairs(rows, named).alias("_pairs")).select(
-            "topic",
-            "key",
-            sf.col("_value").alias("value"),
-            _with_id("binary").alias("headers"),
-        )
-    assert sink.mqtt is not None
-    pairs = _pairs(rows, sink.mqtt.properties).alias("_pairs")
-    content_type = sf.lit("application/json" if is_json else None).cast("string").alias("content_type")
-    return rows.select(*made, pairs, content_type).select(
-        "topic", sf.col("_value").alias("payload"), "content_type", _with_id("string").alias("properties")
-    )
-
-
-def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:
-    """Return codes and reasons for which a row cannot be sent; a reason is null if it does not apply."""
-    topic = key_column(rows, messages.topic)
-    reasons = [("sink.topic", sf.when(topic.isNull(), sf.lit(f"a column of the topic {messages.topic} is null")))]
-    if sink.mqtt is not None:
-        wrong = topic.rlike(r"[+#\x00]") | (topic == "") | (sf.octet_length(topic) > _LONGEST_TOPIC)
-        if not messages.topic.startswith("$"):
-            # Topics that start with $ are reserved for the broker; such a topic in the data would stop the run.
-            wrong = wrong | topic.startswith("$")
-        said = sf.format_string("%s is not a valid topic", topic)
-        reasons.append(("sink.topic", sf.when(wrong, said)))
-    else:
-        reasons.append(("sink.topic", sf.when(sf.trim(topic) == "", sf.lit("the topic is empty"))))
-    if ENCODED in rows.columns:
-        reasons.append(("sink.value", sf.col(f"{ENCODED}.reason")))
-        size = sf.octet_length(f"{ENCODED}.value") + AFTER_ID
-    else:
-        value = _value(rows, messages)
-        reasons.append(("sink.value", sf.when(value.isNull(), sf.lit("the value is null"))))
-        size = sf.octet_length(value)
-    if messages.largest is not None:
-        if sink.kafka is not None and sink.kafka.key is not None:
-            size += sf.coalesce(sf.octet_length(key_column(rows, sink.kafka.key)), sf.lit(0))
-        reasons.append(("sink.size", too_large(size, messages.largest)))
-    return reasons
-
-
-def _value(rows: DataFrame, messages: Messages) -> Column:
-    if not isinstance(messages.value, str):
-        columns = messages.value or None
-        if isinstance(messages, KafkaSink) and messages.registered is not None:
-            # A test case has these columns in JSON.
-            columns = value_fields(messages, columns or data_columns(rows))
-        return sf.to_json(sf.struct(*references(rows, columns)))
-    value = reference(rows, messages.value)
-    kind = rows.select(value).schema.fields[0].dataType
-    return sf.col(value) if isinstance(kind, BinaryType) else sf.col(value).cast("string")
-
-
-def _pairs(rows: DataFrame, templates: Mapping[str, str]) -> Column:
-    """Return an array of names and texts, without those whose text is null."""
-    pairs = [
-        sf.struct(sf.lit(name).alias("key"), key_column(rows, template).alias("value"))
-        for name, template in templates.items()
-    ]
-    if not pairs:
-        return sf.expr("CAST(array() AS array<struct<key: string, value: string>>)")
-    return sf.filter(sf.array(*pairs), lambda pair: pair["value"].isNotNull())
-
-
-def _with_id(kind: str) -> Column:
-    first = sf.array(sf.struct(sf.lit("id").alias("key"), sf.col("_message").alias("value")))
-    return sf.concat(first, sf.col("_pairs")).cast(f"array<struct<key: string, value: {kind}>>")
-
-
-_VIEW = "penstock_merged"
-_IDEMPOTENT = "spark.databricks.delta.write.txn"
-
-
-def last_of_each_key(rows: DataFrame, sink: TableSink, writer: str) -> DataFrame:
-    """Return one of ``rows`` for each key of a table that is merged by key: the last one by ``order_by``.
-
-    Raises:
-        PenstockError: two rows have the same key, and their order is undefined.
-    """
-    keys = references(rows, sink.keys)
-    if sink.order_by is not None:
-        last = sf.col(reference(rows, sink.order_by)).desc_nulls_last()
-        order = Window.partitionBy(*keys).orderBy(last, *_row_id(rows))
-        return rows.withColumn("_place", sf.row_number().over(order)).where("_place = 1").drop("_place")
-    twice = rows.groupBy(*keys).count().where("count > 1").first()
-    if twice is not None:
-        named = ", ".join(f"{key} {twice[place]!r}" for place, key in enumerate(sink.keys))
-        raise PenstockError(
-            f"{twice['count']} rows of one batch have the key {named}",
-            why=f"sink {writer!r} merges by key, and the order of these rows is undefined",
-            do="set order_by: <column> in the sink, or add a dedupe by that key before it",
-        )
-    return rows
-
-
-class RemoteDeltaTable:
-    """A Delta table at a URI, written by ``query`` (the id in the checkpoint) of the sink named ``writer``.
-
-    Spark writes it with Delta's jars, which must be set up.
-    """
-
-    def __init__(self, sink: TableSink, writer: str, query: str) -> None:
-        self._sink = sink
-        self._path = sink.path
-        self._id = transaction_id(writer, query)
-
-    def write(self, batch: int, rows: DataFrame, count: int) -> int:
-        """Write the ``count`` ``rows``, with unique keys, to the table as ``batch``; return ``count``."""
-        if not count:
-            return 0
-        if self._sink.mode == "merge" and is_delta_table(rows.sparkSession, self._path):
-            self._merge(batch, rows)
-        else:
-            # The first batch creates the table: there are no rows to merge with.
-            options = {"txnAppId": self._id, "txnVersion": str(batch)}
-            rows.write.format("delta").mode("append").options(**options).save(self._path)
-        return count
-
-    def _merge(self, batch: int, rows: DataFrame) -> None:
-        spark = rows.sparkSession
-        equal = " AND ".join(f"old.{quoted(key)} <=> new.{quoted(key)}" for key in self._sink.keys)
-        rows.createOrReplaceTempView(_VIEW)
-        spark.conf.set(f"{_IDEMPOTENT}AppId", self._id)
-        spark.conf.set(f"{_IDEMPOTENT}Version", str(batch))
-        try:
-            spark.sql(
-                f"MERGE INTO delta.{quoted(self._path)} AS old USING {_VIEW} AS new ON {equal} "
-                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
-            )
-        finally:
-            spark.conf.unset(f"{_IDEMPOTENT}AppId")
-            spark.conf.unset(f"{_IDEMPOTENT}Version")
-            spark.catalog.dropTempView(_VIEW)
-
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table stores for each row, as ``_topic`` and so on, next to ``_id``."""
@@ -757,6 +525,28 @@ def _row_id(rows: DataFrame) -> list[str]:
     return ["_id", *(["_part"] if "_part" in rows.columns else [])]
 
 
+def last_of_each_key(rows: DataFrame, sink: TableSink, writer: str) -> DataFrame:
+    """Return one of ``rows`` for each key of a table that is merged by key: the last one by ``order_by``.
+
+    Raises:
+        PenstockError: two rows have the same key, and their order is undefined.
+    """
+    keys = references(rows, sink.keys)
+    if sink.order_by is not None:
+        last = sf.col(reference(rows, sink.order_by)).desc_nulls_last()
+        order = Window.partitionBy(*keys).orderBy(last, *_row_id(rows))
+        return rows.withColumn("_place", sf.row_number().over(order)).where("_place = 1").drop("_place")
+    twice = rows.groupBy(*keys).count().where("count > 1").first()
+    if twice is not None:
+        named = ", ".join(f"{key} {twice[place]!r}" for place, key in enumerate(sink.keys))
+        raise PenstockError(
+            f"{twice['count']} rows of one batch have the key {named}",
+            why=f"sink {writer!r} merges by key, and the order of these rows is undefined",
+            do="set order_by: <column> in the sink, or add a dedupe by that key before it",
+        )
+    return rows
+
+
 def _write_table(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.table is not None
     computed = [sf.expr(column).alias(name) for name, (column, _) in computed_columns(sink.table).items()]
@@ -772,27 +562,9 @@ def _write_keys(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.statestore is not None
     if not batch.count:
         return 0
-    changes = key_rows(batch.rows, sink.statestore)
-    most = batch.count * len(sink.statestore.entries)
-    if most <= ONE_TASK:
-        changes = changes.coalesce(1)
-    else:
-        cores = int(batch.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-        # The changes of a key are in one task, in order.
-        changes = changes.repartition(min(cores, -(-most // ONE_TASK)), "key")
-    changes = changes.sortWithinPartitions("key", *(name for name in _ORDER if name in changes.columns))
     target = writer.targets.store.target(sink.name, batch.number)
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-        from pyspark import TaskContext
-
-        task = TaskContext.get()
-        written = write_rows(target, batches, 0 if task is None else task.partitionId())
-        yield pa.RecordBatch.from_pydict({"requests": pa.array([written], pa.int64())})
-
-    tasks = changes.select("key", "value").mapInArrow(write, "requests bigint").collect()
-    return sum(task["requests"] for task in tasks) if batch.windows else batch.count
+    requests = write_keys(batch.rows, batch.count, sink.statestore, target)
+    return requests if batch.windows else batch.count
 
 
 def _write_messages(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
@@ -807,7 +579,7 @@ def _write_kafka(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     write = TopicBatch(sink.kafka.target, pipeline.name, sink.name, *writer.identity(batch.number))
     number = batch.number if batch.windows else None
     framed = None if sink.registered is None or not batch.count else writer.framed_value(sink, batch.rows)
-    messages = _in_order(batch.rows.coalesce(1), sink, pipeline, batch=number, value=framed)
+    messages = ordered_messages(batch.rows.coalesce(1), sink, pipeline, batch=number, value=framed)
     return write_kafka(messages, batch.count, write)
 
 
@@ -844,44 +616,6 @@ def _print_rows(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     return batch.count
 
 
-_ORDER = ("order", "row", "entry")
-"""Columns by which the changes of a key are ordered."""
-
-
-def key_rows(rows: DataFrame, sink: StateStoreSink) -> DataFrame:
-    """Return a row for each change in the state store: ``key``, ``value`` (null: delete) and ``_ORDER``.
-
-    ``order`` exists only with ``order_by``. Rows without it, or with equal ones, are in their order in ``rows``.
-    """
-    values = [entry_value(rows, entry) for entry in sink.entries]
-    rows = add_conditions(rows, {f"_when{index}": entry.when for index, entry in enumerate(sink.entries)})
-    made: list[Column] = []
-    for index, (entry, value) in enumerate(zip(sink.entries, values, strict=True)):
-        holds = sf.coalesce(sf.col(f"_when{index}"), sf.expr("false"))
-        parts = {"entry": sf.lit(index), "key": key_column(rows, entry.key), "value": sf.when(holds, value)}
-        made.append(sf.struct(*(part.alias(name) for name, part in parts.items())))
-    order = [] if sink.order_by is None else [sf.col(reference(rows, sink.order_by)).alias("order")]
-    numbered = rows.select(*order, sf.monotonically_increasing_id().alias("row"), sf.array(*made).alias("changes"))
-    each = numbered.select(*(name for name in numbered.columns if name != "changes"), sf.inline("changes"))
-    # Some keys of a row may be null; rows without any key are dead (_mark_rows_without_key).
-    return each.where("key IS NOT NULL")
-
-
-def key_changes(rows: DataFrame, sink: StateStoreSink) -> list[KeyWrite]:
-    """Return the changes of a few ``rows`` in the state store, in order."""
-    changes = key_rows(rows, sink)
-    changes = changes.orderBy(*(name for name in _ORDER if name in changes.columns))
-    return [
-        KeyWrite(row["key"], None if row["value"] is None else row["value"].encode())
-        for row in changes.select("key", "value").collect()
-    ]
-
-
-def entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
-    """Return the JSON value of a row for ``entry``."""
-    return sf.to_json(sf.struct(*references(rows, entry.value or None)))
-
-
 def mark_unwritable(rows: DataFrame, sink: Sink) -> DataFrame:
     """Mark ``rows`` that ``sink`` cannot write as dead, and rows that its ``when`` excludes as filtered.
 
@@ -898,24 +632,6 @@ def mark_unwritable(rows: DataFrame, sink: Sink) -> DataFrame:
             why=analysis_text(error),
             do="correct its columns and expressions",
         ) from error
-
-
-def _mark_rows_without_key(rows: DataFrame, sink: Sink) -> DataFrame:
-    """Mark rows as dead if all keys are null or a value is too large."""
-    target, name = sink.statestore, sink_letter(sink.name)
-    assert target is not None
-    keys = [key_column(rows, entry.key) for entry in target.entries]
-    templates = " and ".join(entry.key for entry in target.entries)
-    no_key = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"a column of {templates} is null"))
-    reasons = [("sink.key", no_key)]
-    whens = {f"_when{n}": entry.when for n, entry in enumerate(target.entries)}
-    if target.max_bytes is not None:
-        # A row that deletes its key sends no value, so its size does not matter.
-        values = [entry_value(rows, entry) for entry in target.entries]
-        sizes = (sf.when(sf.col(when), sf.octet_length(value)) for when, value in zip(whens, values, strict=True))
-        reasons += [("sink.size", too_large(size, target.max_bytes)) for size in sizes]
-        rows = add_conditions(rows, whens)
-    return mark_failed_conditions(mark_dead(rows, name, reasons).drop(*whens), name, list(whens.values()))
 
 
 def _mark_unwritable_to_table(rows: DataFrame, sink: Sink) -> DataFrame:
@@ -1070,7 +786,7 @@ class SinkDelivery(NamedTuple):
 DELIVERY: Mapping[str, SinkDelivery] = {
     "table": SinkDelivery(_write_table, _mark_unwritable_to_table, _check_table),
     # No check: the lease is a key of the same state store, so the run has already connected to it.
-    "statestore": SinkDelivery(_write_keys, _mark_rows_without_key),
+    "statestore": SinkDelivery(_write_keys, mark_rows_without_key),
     "tubemq": SinkDelivery(_write_messages, _mark_unsendable, _check_topic),
     "mqtt": SinkDelivery(_write_messages, _mark_unsendable, _check_broker),
     "kafka": SinkDelivery(_write_kafka, _mark_unsendable, _check_kafka),

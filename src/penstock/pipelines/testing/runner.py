@@ -25,8 +25,10 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.catalyst import COLUMN_SETTINGS, java_process, keep_classes, silence_java
 from penstock.pipelines.rows import alive, references, source_rows, windows_as_rows
-from penstock.pipelines.sinks.delivery import as_messages, key_changes, mark_unwritable
+from penstock.pipelines.sinks.delivery import mark_unwritable
 from penstock.pipelines.sinks.delta import DELETES
+from penstock.pipelines.sinks.messages import as_messages
+from penstock.pipelines.sinks.statestore import key_changes
 from penstock.pipelines.spec.expectations import exceeded, expectation_counts
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan, plan
 from penstock.pipelines.spec.sources import DeltaSource, KafkaSource, Source, TubeOptions

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.pipelines.sinks import delivery
-from penstock.pipelines.sinks.delivery import WriteIdentity, send_messages
+from penstock.pipelines.sinks import messages
+from penstock.pipelines.sinks.messages import WriteIdentity, send_messages
 from tests.unit.pipelines.files import parse
 
 HEAD = (
@@ -64,7 +64,7 @@ class Rows:
 def test_a_write_names_tube_user_and_batch(
     sink: str, format_: str, told: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "as_messages", lambda rows, *_, **__: rows)
+    monkeypatch.setattr(messages, "as_messages", lambda rows, *_, **__: rows)
     pipeline, rows = parse(f"{HEAD}  - {{name: s, {sink}}}\n"), Rows()
     send_messages(cast("Any", rows), pipeline.sinks[0], pipeline, 3, WriteIdentity("query", 7, "1:2:n"))
     assert (rows.format_, rows.written) == (format_, told)
