@@ -1,6 +1,6 @@
 // What every view uses: templates, the API, polling, the route in the URL, and texts for numbers.
 import { h, createContext } from "preact";
-import { useContext, useEffect, useState } from "preact/hooks";
+import { useContext, useEffect, useLayoutEffect, useState } from "preact/hooks";
 import htm from "htm";
 
 export const html = htm.bind(h);
@@ -141,7 +141,7 @@ export function link(page, name = null, parameters = {}) {
 
 export function useRoute() {
   const [route, set] = useState(() => parseRoute(location.hash));
-  useEffect(() => {
+  useLayoutEffect(() => { // not after the first paint: a change before it would be lost
     const changed = () => set(parseRoute(location.hash));
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
