@@ -32,7 +32,7 @@ from benchmarks.pipeline_load import (
     run_pipeline,
 )
 from benchmarks.spark_job import from_kafka, write_rows
-from penstock.pipelines.run.errors import pipeline_session
+from penstock.pipelines.run.driver import pipeline_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.figures import Figure, Settings
 from benchmarks.pipeline_load import KAFKA, PENSTOCK, Peers, Topic, peers, pipeline_file, run_pipeline
-from penstock.pipelines.run.errors import pipeline_session
+from penstock.pipelines.run.driver import pipeline_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

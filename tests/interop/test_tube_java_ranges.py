@@ -17,7 +17,7 @@ import penstock.spark
 from penstock.errors import DataLossError, RefusedError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
-from penstock.pipelines.run import errors
+from penstock.pipelines.run import driver
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.pipelines.spec import loader
@@ -227,7 +227,7 @@ def test_spark_and_a_pipeline_read_from_apaches_servers(
     spark = penstock.spark.session("interop", "local[2]", conf=conf, log_level="OFF")
     try:
         _spark_job(peer, spark, tmp_path)
-        monkeypatch.setattr(errors, "session", lambda *_args, **_options: _Unstopped(spark))
+        monkeypatch.setattr(driver, "session", lambda *_args, **_options: _Unstopped(spark))
         _pipeline(peer, node, spark, tmp_path)
         # Committed offsets are shown as the group's, batch by batch; Apache's broker writes them down a while later.
         # One that a busy machine kept from being committed is followed by that of a later batch.

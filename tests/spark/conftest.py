@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import penstock.spark
 from penstock.pipelines.catalyst import COLUMN_SETTINGS, keep_classes
-from penstock.pipelines.run import errors
+from penstock.pipelines.run import driver
 from penstock.spark.environment import jars
 from penstock.spark.environment.java import SHORT_LIVED
 from tests.interop.kafka import KafkaBroker
@@ -30,7 +30,7 @@ def spark() -> Iterator[SparkSession]:
         # A worker has 15 s to start and connect; on a machine that does much else it needs more.
         "spark.python.authenticate.socketTimeout": "60s",
         **COLUMN_SETTINGS,
-        **errors.STATE_SETTINGS,
+        **driver.STATE_SETTINGS,
     }
     if jars.is_set_up():
         # Here, since a JVM that runs takes no more jars.
@@ -76,7 +76,7 @@ def setup_of(
     spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Setup]]:
     """Makes a pipeline out of its file's text, on a topic of its own, that runs in the session of the tests."""
-    monkeypatch.setattr(errors, "session", lambda *_args, **_options: Shared(spark))
+    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
     yield lambda text, partitions=2: Setup(node, new_topic(partitions), tmp_path, text)
     for query in spark.streams.active:
         query.stop()

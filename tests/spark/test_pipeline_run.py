@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import ConfigError, DataLossError, PenstockError, UnavailableError
 from penstock.pipelines.ledger import dead_letters
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
-from penstock.pipelines.run import errors, lease
+from penstock.pipelines.run import driver, lease
 from penstock.pipelines.run import run as running
 from penstock.pipelines.run.lease import lease_holder
 from penstock.pipelines.run.write_back import WriteBack
@@ -518,7 +518,7 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
 def test_a_missing_topic_is_reported_before_spark_starts(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errors, "session", None)
+    monkeypatch.setattr(driver, "session", None)
     text = FILE.format(name="early", topic="nowhere", master=node.master, broker=node.mqtt, lake=tmp_path)
     with pytest.raises(ConfigError, match="topic 'nowhere' does not exist"):
         running.run(

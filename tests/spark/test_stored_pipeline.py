@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
-from penstock.pipelines.run import errors
+from penstock.pipelines.run import driver
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.spec import loader
@@ -35,7 +35,7 @@ def test_a_pipeline_of_the_oldest_version_continues_exactly_once(
     # It was written with paths relative to the directory; Java of the suite is in another one.
     for path in (tmp_path / "state").rglob("*.json"):
         path.write_text(path.read_text().replace('"lake/', f'"{tmp_path}/lake/'))
-    monkeypatch.setattr(errors, "session", lambda *_args, **_options: Shared(spark))
+    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
     with RunningNode(tmp_path, CONFIG) as node:
         node.out("mqtt", "pub", "plant/telemetry", "--lines", stdin=f"{reading(12)}\n{reading(13)}\n".encode())
         text = PIPELINE.format(master=node.ready["tube_master"], broker=node.ready["mqtt"])

@@ -218,7 +218,7 @@ def _index_page() -> str:
 
 
 async def _not_found(request: Request, _: Exception) -> Response:
-    if request.url.path.startswith("/api/"):  # its clients read errors as JSON, which has line breaks of a path
+    if request.url.path.startswith("/api/"):  # errors of the API are JSON; this path matched no route of it
         what = f"the API has no path {request.url.path!r}"
         error = {"code": "not_found", "what": what, "why": None, "hint": "use one of those in docs/reference/http.md"}
         return JSONResponse({"error": error}, status_code=404)

@@ -143,7 +143,7 @@ def test_java_starts_for_a_valid_file_and_before_the_run(tmp_path: Path, monkeyp
     def execute(pipeline: Pipeline, *, options: RunOptions, **_more: object) -> None:
         steps.append((pipeline.name, options.java))
 
-    monkeypatch.setattr("penstock.pipelines.run.errors.starting_java", start)
+    monkeypatch.setattr("penstock.pipelines.run.driver.start_java_in_thread", start)
     monkeypatch.setattr("penstock.pipelines.run.run.run", execute)
     (tmp_path / "bad.yaml").write_text("name: bad\nsource: {topics: [t]}\n")
     assert main(["pipeline", "run", "bad.yaml"]) == 2

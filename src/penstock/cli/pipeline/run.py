@@ -140,10 +140,10 @@ def run(
         warnings = _warnings_of(pipeline, replay)
         running, state = replay.pipeline, replay.state
     with needs_spark():
-        from penstock.pipelines.run.errors import jars_of, starting_java
+        from penstock.pipelines.run.driver import jars_of, start_java_in_thread
 
         # Java needs seconds to start, as do the following imports and the checks of the run.
-        java = starting_java(running.name, spark_master, spark_conf, **jars_of(running, state))
+        java = start_java_in_thread(running.name, spark_master, spark_conf, **jars_of(running, state))
 
         from penstock.pipelines.run.run import RunOptions
         from penstock.pipelines.run.run import run as run_pipeline

@@ -384,7 +384,7 @@ def _request(
         conf=spark_conf,
         environment=variables,
         bucket=_bucket_of(state_dir, variables),
-        delta=any(sink.table is not None and sink.table.is_remote for sink in pipeline.sinks),
+        delta=pipeline.has_remote_table,
     )
 
 

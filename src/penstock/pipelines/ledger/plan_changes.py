@@ -195,7 +195,7 @@ def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, r
                     why="only flows without dedupe, window, join and as-of steps are changed while they run",
                     do=restart,
                 )
-    if _needs_jars(after) and not _needs_jars(before):
+    if after.has_remote_table and not before.has_remote_table:
         raise RefusedError(
             "a table at a URI cannot be added to a run that has none",
             why="the jars of Delta Lake are loaded when Spark starts",
@@ -208,10 +208,6 @@ def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, r
             raise RefusedError(
                 f"{change.what} {change.text}", do="keep the previous name, or add --yes to write the records again"
             )
-
-
-def _needs_jars(pipeline: Pipeline) -> bool:
-    return any(sink.table is not None and sink.table.is_remote for sink in pipeline.sinks)
 
 
 def check_table_types(pipeline: Pipeline) -> None:

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.pipelines.run.errors import BROKEN, pipeline_session, suppress_client_logs
+from penstock.pipelines.run.driver import pipeline_session, suppress_client_logs
+from penstock.pipelines.run.errors import BROKEN
 from penstock.pipelines.run.progress import Read, serve
 from penstock.pipelines.run.run import POLL_S, Event, RunOptions, execute
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -104,14 +105,13 @@ class _Application:
 
     def _start_spark(self) -> None:
         options = self._options
-        pipelines = [member.pipeline for member in self._members]
-        is_remote = any(sink.table is not None and sink.table.is_remote for each in pipelines for sink in each.sinks)
+        delta = any(member.pipeline.has_remote_table for member in self._members)
         # All have the endpoint of the environment.
         buckets = [member.state for member in self._members if isinstance(member.state, ObjectPath)]
         conf = {"spark.scheduler.mode": "FAIR", **(options.spark_conf or {})}
         try:
             self._root = pipeline_session(
-                "application", options.spark_master, conf, delta=is_remote, bucket=next(iter(buckets), None)
+                "application", options.spark_master, conf, delta=delta, bucket=next(iter(buckets), None)
             )
             self._spark.set_result(self._root)
         except Exception as error:  # noqa: BLE001 - each run raises it

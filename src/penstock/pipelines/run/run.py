@@ -20,18 +20,20 @@ from pyspark.errors import PySparkException
 from penstock.errors import ConfigError, DataLossError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import check_applicable, check_table_types, check_topics, remember
+from penstock.pipelines.run.driver import (
+    DRAIN_S,
+    jars_of,
+    pipeline_session,
+    start_worker_in_thread,
+    suppress_client_logs,
+)
 from penstock.pipelines.run.errors import (
     BROKEN,
-    DRAIN_S,
     FULL,
     is_incompatible_state,
     is_jvm_exit,
-    jars_of,
     jvm_exit_error,
-    pipeline_session,
     retry_policy,
-    starting_worker,
-    suppress_client_logs,
 )
 from penstock.pipelines.run.lease import (
     APPLIED,
@@ -147,7 +149,7 @@ class RunOptions:
     session: Callable[[], SparkSession] | None = None
     """Returns a session that the run uses and does not stop; by default the run starts Spark."""
     java: Future[None] | None = None
-    """The start of Spark's JVM, if the caller has begun it, see ``starting_java``."""
+    """The start of Spark's JVM, if the caller has begun it, see ``start_java_in_thread``."""
     traces: str | None = None
     """Base URL of a receiver of OTLP over HTTP, to which a span for each batch is sent; it needs the extra `otel`."""
     file: PipelineFile | None = None
@@ -248,7 +250,7 @@ class _PipelineRun:
         try:
             # Both may take seconds: the start of Spark, and the expiry of the lease of a crashed run.
             spark = self._session()
-            worker = None if options.session is not None else starting_worker(spark, options.spark_master)
+            worker = None if options.session is not None else start_worker_in_thread(spark, options.spark_master)
             try:
                 self._watch.record = replace(self._watch.record, spark_ui=spark.sparkContext.uiWebUrl or "")
                 token = token or self._acquired(waiting)

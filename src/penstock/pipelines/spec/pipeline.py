@@ -133,6 +133,11 @@ class Pipeline(Part):
         return dict(self.sources) if self.source is None else {SOURCE: self.source}
 
     @property
+    def has_remote_table(self) -> bool:
+        """True if a sink writes a table at a URI, for which Spark needs the jars of Delta Lake."""
+        return any(sink.table is not None and sink.table.is_remote for sink in self.sinks)
+
+    @property
     def master(self) -> str | None:
         """Masters of the first source that reads TubeMQ: the default of sinks."""
         return next((source.master for source in self.inputs.values() if isinstance(source, TubeOptions)), None)

@@ -13,7 +13,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from penstock.errors import ConfigError
-from penstock.pipelines.run import errors
+from penstock.pipelines.run import driver, errors
 from penstock.pipelines.sinks import one_pass
 
 SHOWS_BLOCKED = "import signal; print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
@@ -21,7 +21,7 @@ SHOWS_BLOCKED = "import signal; print(signal.SIGTERM in signal.pthread_sigmask(s
 
 def test_ctrl_c_stays_what_the_caller_made_it() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with errors.shield_signals():
+    with driver.shield_signals():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Spark's start sets a handler of its own
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -30,7 +30,7 @@ def test_child_processes_do_not_receive_sigterm_and_the_driver_receives_it_after
     got: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
     try:
-        with errors.shield_signals():
+        with driver.shield_signals():
             inside = subprocess.run([sys.executable, "-c", SHOWS_BLOCKED], capture_output=True, text=True, check=True)
             signal.raise_signal(signal.SIGTERM)
             assert got == []
@@ -57,9 +57,9 @@ def test_java_leaves_the_signals_alone_unless_it_was_there_before_us(
     def session(_name: str, _master: str, conf: dict[str, str], **_: object) -> None:
         asked.update(conf)
 
-    monkeypatch.setattr(errors, "session", session)
-    monkeypatch.setattr(errors, "keep_classes", lambda _spark: None)
-    errors.pipeline_session("water", master, given, delta=False)
+    monkeypatch.setattr(driver, "session", session)
+    monkeypatch.setattr(driver, "keep_classes", lambda _spark: None)
+    driver.pipeline_session("water", master, given, delta=False)
     assert asked.get("spark.driver.extraJavaOptions") == expected
     assert asked["spark.python.authenticate.socketTimeout"] == "60s"
 
@@ -72,12 +72,12 @@ def test_java_that_starts_earlier_has_the_options_of_the_session(delta: bool, mo
         blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
         asked.append((name, master, conf, {**more, "blocked": blocked}))
 
-    monkeypatch.setattr(errors, "session", record)
-    monkeypatch.setattr(errors, "start_java", record)
-    monkeypatch.setattr(errors, "keep_classes", lambda _spark: None)
-    monkeypatch.setattr(errors, "delta_settings", lambda settings: {"spark.jars": "delta.jar"} if settings else {})
-    errors.starting_java("water", "local[2]", {"spark.x": "y"}, delta=delta).result(timeout=60)
-    errors.pipeline_session("water", "local[2]", {"spark.x": "y"}, delta=delta)
+    monkeypatch.setattr(driver, "session", record)
+    monkeypatch.setattr(driver, "start_java", record)
+    monkeypatch.setattr(driver, "keep_classes", lambda _spark: None)
+    monkeypatch.setattr(driver, "delta_settings", lambda settings: {"spark.jars": "delta.jar"} if settings else {})
+    driver.start_java_in_thread("water", "local[2]", {"spark.x": "y"}, delta=delta).result(timeout=60)
+    driver.pipeline_session("water", "local[2]", {"spark.x": "y"}, delta=delta)
     first, second = asked
     assert first == second
     assert (first[2]["spark.x"], "spark.jars" in first[2], first[3]["blocked"]) == ("y", delta, True)
@@ -94,22 +94,23 @@ def test_a_worker_starts_in_a_local_session_and_its_failure_is_left_to_the_first
 
     monkeypatch.setattr(one_pass, "start_worker", fail)
     session: Any = object()
-    with caplog.at_level("DEBUG", "penstock.pipelines.run.errors"):
-        thread = errors.starting_worker(session, "local[2]")
+    with caplog.at_level("DEBUG", "penstock.pipelines.run.driver"):
+        thread = driver.start_worker_in_thread(session, "local[2]")
         assert thread is not None
         thread.join(60)
     assert started == [session]
     assert "it cannot start" in caplog.text
-    assert [errors.starting_worker(session, master) for master in ("yarn", "spark://10.0.0.1:7077")] == [None, None]
+    for master in ("yarn", "spark://10.0.0.1:7077"):
+        assert driver.start_worker_in_thread(session, master) is None
 
 
 def test_an_error_of_java_that_starts_earlier_is_one_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_args: object, **_more: object) -> None:
         raise ConfigError("no Java")
 
-    monkeypatch.setattr(errors, "start_java", fail)
+    monkeypatch.setattr(driver, "start_java", fail)
     with pytest.raises(ConfigError, match="no Java"):
-        errors.starting_java("water", "local[2]", None, delta=False).result(timeout=60)
+        driver.start_java_in_thread("water", "local[2]", None, delta=False).result(timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_lost_process_is_distinguished_from_a_failed_call(error: Exception, go
 
 def test_tracebacks_of_py4j_are_left_out_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
     root = logging.getLogger()
-    with errors.suppress_client_logs():
+    with driver.suppress_client_logs():
         for path in ("/site-packages/py4j/java_gateway.py", "/site-packages/other/of.py"):
             root.handle(root.makeRecord("root", logging.ERROR, path, 1, "lost", (), None))
     assert [record.pathname for record in caplog.records] == ["/site-packages/other/of.py"]
@@ -135,7 +136,7 @@ def test_tracebacks_of_py4j_are_left_out_and_others_are_not(caplog: pytest.LogCa
 
 def test_the_run_reports_a_lost_lease_itself(caplog: pytest.LogCaptureFixture) -> None:
     store = logging.getLogger("penstock.statestore")
-    with errors.suppress_client_logs():
+    with driver.suppress_client_logs():
         store.warning("lease lost name=%s: %s", "n", "why")
         store.warning("lease not released name=%s: %s", "n", "why")
     store.warning("lease lost name=%s: %s", "n", "afterwards")

@@ -61,7 +61,7 @@ def test_a_run_waits_for_java_and_stops_spark_after_its_worker_has_started(
         worked.set()
 
     spark = SimpleNamespace(sparkContext=SimpleNamespace(uiWebUrl=None), stop=lambda: steps.append("stop"))
-    monkeypatch.setattr(run, "starting_worker", start_worker)
+    monkeypatch.setattr(run, "start_worker_in_thread", start_worker)
     monkeypatch.setattr(run, "pipeline_session", begin)
     monkeypatch.setattr(run._PipelineRun, "_start_to_acquire", lambda _: (Hlc(1, 0, "n"), None))
     monkeypatch.setattr(run._PipelineRun, "_work", work)
