@@ -1,8 +1,9 @@
-"""The tables of renamed things in the changelog: each new name exists, and each old name does not."""
+"""The changelog: its sections, and its tables of renamed things, whose new names exist and whose old ones do not."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from importlib import import_module
 
 import pytest
@@ -11,9 +12,10 @@ from tests.docs.pages import ROOT
 from tools import language
 
 TABLE = re.compile(r"^\| ([a-z]+) before \| \1 now \|\n\| --- \| --- \|\n((?:\|.*\n)+)", re.MULTILINE)
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 ROWS = [
     (kind, before, now)
-    for kind, rows in TABLE.findall((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    for kind, rows in TABLE.findall(CHANGELOG)
     for before, now in (row.strip("| ").split(" | ") for row in rows.splitlines())
 ]
 CLI = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
@@ -53,8 +55,6 @@ def python_name_exists(name: str) -> bool:
 def exists(kind: str, name: str) -> bool:
     if kind == "metric":
         return name in METRICS
-    if kind == "page":
-        return (ROOT / "docs" / f"{name}.md").exists()
     if kind == "command":
         return name.partition(" [")[0] in COMMANDS
     if kind == "name":
@@ -71,10 +71,23 @@ def test_a_renamed_thing_has_its_new_name(kind: str, before: str, now: str) -> N
     if new.startswith(("penstock", "--", "mqtt.", "window.")) or kind not in {"option", "command"}:
         assert exists(kind, new), f"{new}: CHANGELOG.md"
     old = quoted(before)[0]
-    if kind in {"metric", "page", "name"} or (kind == "option" and re.fullmatch(r"[a-z_.]+", old)):
+    if kind in {"metric", "name"} or (kind == "option" and re.fullmatch(r"[a-z_.]+", old)):
         assert not exists(kind, old), f"{old}: CHANGELOG.md"
 
 
 def test_each_kind_of_name_has_a_table() -> None:
-    assert {kind for kind, _, _ in ROWS} == {"command", "metric", "name", "option", "page"}
-    assert len(ROWS) > 100
+    assert {kind for kind, _, _ in ROWS} == {"command", "metric", "name", "option"}
+    assert len(ROWS) > 80
+
+
+def test_a_release_has_each_section_and_line_once() -> None:
+    """A merge that keeps the lines of both sides would repeat them."""
+    for release in re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1:]:
+        texts = [line for line in release.splitlines() if line.startswith(("#", "* "))]
+        assert [text for text, count in Counter(texts).items() if count > 1] == []
+
+
+def test_the_changelog_of_the_first_release_says_what_it_has() -> None:
+    """Nobody has an earlier release, so nothing is changed or fixed in it."""
+    first = re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[-1]
+    assert re.findall(r"^### (.*)$", first, re.MULTILINE) == ["Added", "Upgrade from an earlier commit"]
