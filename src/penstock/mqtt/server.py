@@ -5,7 +5,7 @@ collects it, :meth:`MqttServer._flush` runs once. System calls and wake-ups cost
 
 No connection delays others by more than its share of a loop turn, in bytes (:data:`LARGE_READ_BYTES`) and in work
 (``max_turn_work``). A connection that has used it is not read, and has its next turn after the loop has polled the
-others (:class:`TurnQueue`).
+others (:class:`TurnQueue`). A large read is handled there as well, after the small reads of its turn.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ class MqttServer(ServerLinkOwner):
         if this turn had neither."""
         self._awake = False
         """Whether :meth:`_next_turn` is scheduled."""
+        self._turn: i64 = 0
+        """Number of the turn."""
         self._urgent = False
         """True if a connection published without using up its share: its output does not wait for connections that used
         theirs."""
@@ -317,9 +319,17 @@ class MqttServer(ServerLinkOwner):
         return connection
 
     def received(self, connection: BrokerConnection, link: ServerLink, data: bytes) -> None:
-        """Handle received bytes. An internal error ends only this connection."""
+        """Handle received bytes. An internal error ends only this connection.
+
+        A large read, or one of a connection that has had a share of this turn, waits for the next turn: the loop calls
+        for the sockets in the order in which they became readable, and that of a flood is nearly always the first.
+        """
         now: i64 = int(self._time() * 1000)
         try:
+            if (len(data) >= LARGE_READ_BYTES or link.turn == self._turn) and not link.unauthenticated:
+                connection.keep(data, now)
+                self.defer(link)
+                return
             if now != self._read_at:  # all reads in a millisecond have the same time
                 self._read_at = now
                 self._wall_ms = self._clock()
@@ -402,13 +412,16 @@ class MqttServer(ServerLinkOwner):
         if connection is not None and connection.unread and self.receiving:
             try:
                 broker.outbound.begin_read(connection)
-                connection.proceed(self.now(), self._clock())
-                broker.outbound.end_read(unread=connection.unread)
+                unread = connection.proceed(self.now(), self._clock())
+                broker.outbound.end_read(unread=unread)
             except Exception:
                 logger.exception("internal error; closing %r", connection)
                 self._abort(link)
                 return False
-            return True  # also if no bytes are left: a read would be its second share of this turn
+            if unread or link.early or link.lost or link.ended:  # the end follows the output
+                return True
+            link.turn = self._turn  # a read that follows in this turn would be its second share
+            self._wake()
         if link.early and self.receiving:
             broker.work += link.early_work
             link.proceed()
@@ -494,6 +507,7 @@ class MqttServer(ServerLinkOwner):
         published.
         """
         self._awake = False
+        self._turn += 1
         self._turn_end = -1
         urgent, self._urgent = self._urgent, False
         if urgent:

@@ -7,6 +7,7 @@ the message is on disk. All calls are made in the broker's thread and must not b
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -150,34 +151,34 @@ class Inbound:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Service:
+class Service(ABC):
     """Base class of services; a class rather than a protocol, so that compiled calls are direct."""
 
     @property
+    @abstractmethod
     def filters(self) -> Sequence[str]:
         """Topic filters of the messages for the service; read once, when it is added."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def exclusive(self) -> bool:
         """Whether its messages are neither routed to subscribers nor retained."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def reserved(self) -> Sequence[str]:
         """Topic filters to which only the node publishes: answers and notifications, which no client may forge.
 
         A message or will of a client is refused with 0x87. Read once, when the service is added.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self, message: Inbound) -> None:
         """Receive a message; called once per message, even if several filters match. Must not block or raise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def disconnected(self, client_id: str) -> None:
         """The network connection of ``client_id`` was closed; its session may continue."""
-        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -30,6 +30,7 @@ __all__ = [
     "NOTHING",
     "BoundGlob",
     "BoundTopic",
+    "ClientAttributes",
     "Consumption",
     "GlobPattern",
     "Grants",
@@ -37,7 +38,6 @@ __all__ = [
     "Policy",
     "PolicyStatement",
     "Principal",
-    "Profile",
     "Subjects",
     "TopicPattern",
 ]
@@ -536,7 +536,7 @@ class PolicyStatement:
         self.grants = grants
 
 
-class Profile:
+class ClientAttributes:
     """Attributes of a user or certificate in the policy file."""
 
     __slots__ = ("attributes", "groups")
@@ -669,8 +669,8 @@ class Policy:
         self,
         rules: Sequence[PolicyStatement] = (),
         *,
-        users: Mapping[str, Profile] | None = None,
-        certificates: Mapping[str, Profile] | None = None,
+        users: Mapping[str, ClientAttributes] | None = None,
+        certificates: Mapping[str, ClientAttributes] | None = None,
     ) -> None:
         self._rules = rules
         self._users = dict(users or {})

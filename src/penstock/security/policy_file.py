@@ -18,12 +18,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from penstock.runtime.config.loader import load, parse
 from penstock.security.policy import (
+    ClientAttributes,
     Consumption,
     GlobPattern,
     Grants,
     Policy,
     PolicyStatement,
-    Profile,
     Subjects,
     TopicPattern,
 )
@@ -259,9 +259,9 @@ class IdentityAttributes(_PolicySection):
     groups: list[str] = Field(default_factory=list, description="groups it belongs to")
     attributes: dict[str, str] = Field(default_factory=dict, description="attributes, for `principals` and patterns")
 
-    def profile(self) -> Profile:
+    def client_attributes(self) -> ClientAttributes:
         """Attributes for the policy."""
-        return Profile(self.groups, self.attributes)
+        return ClientAttributes(self.groups, self.attributes)
 
 
 class PolicyFile(_PolicySection):
@@ -277,8 +277,8 @@ class PolicyFile(_PolicySection):
         """Create the policy."""
         return Policy(
             [rule.statement(f"rule {number}") for number, rule in enumerate(self.rules, start=1)],
-            users={name: known.profile() for name, known in self.users.items()},
-            certificates={name: known.profile() for name, known in self.certificates.items()},
+            users={name: known.client_attributes() for name, known in self.users.items()},
+            certificates={name: known.client_attributes() for name, known in self.certificates.items()},
         )
 
 

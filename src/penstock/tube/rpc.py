@@ -14,6 +14,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -179,7 +180,7 @@ class OpenConnections:
         _log.warning("tube connection refused", extra={"fields": {"server": self.name, "error": reason}})
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol, ABC):
     """Connection of one peer. A subclass answers each frame in ``receive``: immediately with ``put``, or later with
     ``put`` and ``flush``."""
 
@@ -211,9 +212,9 @@ class ServerConnection(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<{self._connections.name}, client {self.place}>"  # event loops log it if a connection breaks
 
+    @abstractmethod
     def receive(self, serial: int, body: bytes) -> None:
         """Answer one frame."""
-        raise NotImplementedError
 
     def receive_frames(self, frames: deque[tuple[int, bytes]], end: int) -> None:
         """Answer frames from the front of ``frames`` until the work of `OpenConnections` is ``end``."""

@@ -192,6 +192,51 @@ async def test_a_large_read_is_the_only_one_of_its_turn(server: MqttServer) -> N
     assert wire.reading
 
 
+async def test_a_large_read_is_handled_after_the_small_reads_of_its_turn(server: MqttServer) -> None:
+    """Whichever socket the loop reads first."""
+    flood, good = Wire(server, "flood"), Wire(server, "good")
+    await connected(flood, good)
+    work = server.broker.work
+    flood.link.data_received(PING * LARGE_READ_BYTES)
+    assert server.broker.work == work
+    good.link.data_received(PING)
+    assert server.broker.work == work + 1
+    await turn()
+    assert good.pongs() == 1
+    assert flood.pongs() == SHARE
+
+
+async def test_a_connection_has_no_second_share_of_a_turn(server: MqttServer) -> None:
+    wire = Wire(server, "c")
+    await connected(wire)
+    wire.link.data_received(PING * 2 * SHARE)
+    assert not wire.reading
+    await turn()
+    assert wire.pongs() == 2 * SHARE  # that of the read, and that of the turn after it
+    assert wire.is_reading()
+    wire.link.data_received(PING)
+    await turn()
+    assert wire.pongs() == 1
+
+
+async def test_large_reads_of_many_floods_have_a_bounded_part_of_a_turn(server: MqttServer) -> None:
+    """Each is a whole share, and each flood is read again as soon as it is handled."""
+    floods = [Wire(server, f"flood{n}") for n in range(5 * TURN_SHARES)]
+    await connected(*floods)
+    messages = encode(Publish("a", bytes(LARGE_READ_BYTES // SHARE))) * SHARE
+    reads = dict.fromkeys(floods, 0)
+    for _ in range(50):
+        work = server.broker.work
+        for flood in floods:
+            if flood.reading:
+                reads[flood] += 1
+                flood.link.data_received(messages)
+        await turn()
+        assert server.broker.work - work <= TURN_SHARES * SHARE
+    assert min(reads.values()) >= 10
+    assert max(reads.values()) - min(reads.values()) <= 1
+
+
 async def test_many_floods_together_have_a_bounded_part_of_a_turn(server: MqttServer) -> None:
     floods = [Wire(server, f"flood{n}") for n in range(5 * TURN_SHARES)]
     await connected(*floods)

@@ -19,6 +19,8 @@ from penstock.mqtt.transport.tls_transport import TlsTransport
 from penstock.security.certificates import certificate_identity, name_in_certificate
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64
+
     from penstock.mqtt.engine.connections.connection import BrokerConnection
 
 __all__ = ["CLOSE_GRACE_S", "END_WORK", "ServerLink", "ServerLinkOwner"]
@@ -137,6 +139,7 @@ class ServerLink(OutputTransport):
         "port",
         "reading_paused",
         "transport",
+        "turn",
         "unauthenticated",
     )
 
@@ -158,6 +161,8 @@ class ServerLink(OutputTransport):
         """Whether reading is paused because a service cannot accept more messages."""
         self.deferred = False
         """Whether reading is paused until a later turn because the connection has used its share."""
+        self.turn: i64 = -1
+        """Number of the last turn in which the connection had a share from the queue."""
         self.early = b""
         """Bytes of a TLS handshake, before CONNACK or of WebSocket frames that wait for a later turn."""
         self.early_work = 0

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -549,8 +550,8 @@ class _StoredOffsetsReader(SourceReader, Generic[_Stored]):
     def close(self) -> None:
         """Do nothing: no group is used."""
 
-    def _is_empty(self, start: Offsets, end: Offsets) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _is_empty(self, start: Offsets, end: Offsets) -> bool: ...
 
     def _texts(self, **offsets: Offsets) -> dict[str, str]:
         """Return the options of the data source."""

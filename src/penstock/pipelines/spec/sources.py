@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -87,9 +88,9 @@ class TubeOptions(Part):
         """The login options, for other clients of the same masters."""
         return {name: text for name, text in as_texts(self.options).items() if name.lower().startswith(_LOGIN)}
 
+    @abstractmethod
     def tube_topics(self) -> list[str]:
         """TubeMQ topics that are read."""
-        raise NotImplementedError
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ import logging
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -82,14 +83,14 @@ Batch = TypeVar("Batch")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class CommitWaiter:
+class CommitWaiter(ABC):
     """An object that is notified after a commit, to send or report something."""
 
     __slots__ = ()
 
+    @abstractmethod
     def commit_ended(self, failure: StorageError | None) -> None:
         """Called in the loop, once. ``failure``: the changes may not be durable and will not be retried."""
-        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import mmap
 import os
+from abc import ABC, abstractmethod
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
@@ -64,7 +65,7 @@ class DiskFullError(OSError):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class File:
+class File(ABC):
     """An open file that is read and written at absolute byte positions.
 
     A base class and no Protocol: compiled code calls its methods directly.
@@ -72,46 +73,46 @@ class File:
 
     __slots__ = ()
 
+    @abstractmethod
     def read(self, position: int, size: int) -> bytes:
         """At most ``size`` bytes from ``position``; fewer only at the end of the file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, position: int, data: bytes) -> None:
         """Write all of ``data`` to the page cache, not yet durable. The file grows as needed.
 
         Raises:
             DiskFullError: no space. After another OSError the content of the file is unknown.
         """
-        raise NotImplementedError
 
     def write_durably(self, position: int, data: bytes) -> None:
         """``write``, then ``sync``."""
         self.write(position, data)
         self.sync()
 
+    @abstractmethod
     def allocate(self, position: int, size: int) -> None:
         """Give the file blocks for ``size`` bytes from ``position``, its end or before; new bytes are zeros.
 
         Raises:
             DiskFullError: no space.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes; durable after ``sync``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sync(self) -> None:
         """Make content and size durable. After an error both are unknown."""
-        raise NotImplementedError
 
+    @abstractmethod
     def size(self) -> int:
         """Length in bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Close the descriptor; may be called twice."""
-        raise NotImplementedError
 
 
 class Files(Protocol):

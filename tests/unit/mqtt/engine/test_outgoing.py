@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,7 +143,7 @@ def test_a_qos_2_message_that_left_does_not_expire() -> None:
     assert [p.payload for p in sender.sent() if isinstance(p, Publish)][1:] == [b"left"]
 
 
-class CountedQueue(deque[Any]):
+class CountedQueue(OrderedDict[Any, None]):
     """A queue that counts the entries which are looked at."""
 
     visits = 0
@@ -152,10 +152,6 @@ class CountedQueue(deque[Any]):
         for entry in super().__iter__():
             self.visits += 1
             yield entry
-
-    def remove(self, value: Any) -> None:
-        self.visits += self.index(value) + 1
-        super().remove(value)
 
 
 def test_messages_that_are_not_sent_to_the_next_session_are_removed_in_linear_time() -> None:
@@ -167,6 +163,23 @@ def test_messages_that_are_not_sent_to_the_next_session_are_removed_in_linear_ti
     assert [token for token, _ in sender.answers()] == list(range(500, 1_000))
     assert len(sender.sent()) == sender.half.open == 500
     assert 1_000 <= queue.visits <= 5_000
+
+
+def test_withdrawn_messages_are_removed_in_linear_time() -> None:
+    sender = Sender(Properties(receive_maximum=500))
+    queue = sender.half._waiting = CountedQueue()
+    for number in range(1_000):
+        sender.publish(number, 1)
+    assert len(sender.sent()) == 500
+    for number in reversed(range(300, 1_000)):
+        sender.half.withdraw(number)
+    assert sender.half.open == 500
+    assert queue.visits <= 1_000
+    for packet_id in range(1, 501):
+        sender.half.acknowledged(PubAck(packet_id), 0)
+    assert sender.answers() == [(number, [0]) for number in range(300)], "withdrawn ones are not reported"
+    assert sender.half.open == 0
+    assert sender.sent() == []
 
 
 def test_expired_messages_are_removed_in_linear_time() -> None:

@@ -74,7 +74,7 @@ def test_gone_owners_are_swept() -> None:
 
 def test_it_says_when_an_entry_comes_before_all_others() -> None:
     timers = Timers()
-    owners = [DeadlineOwner() for _ in range(3)]
+    owners = [Owner(timers) for _ in range(3)]
     timers.arm(owners[0], 100)
     assert timers.sooner
     timers.sooner = False

@@ -14,7 +14,7 @@ Source: MQTT 5.0 sections 4.3, 4.4, 4.6, 4.9; 3.3.2.3.4 for topic aliases.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, cast
 
@@ -58,7 +58,7 @@ class _Operation(InflightEntry):
     __slots__ = ("counted", "expires_at", "packet", "received", "resend", "seen", "sent", "token")
 
     def __init__(
-        self, packet: Publish | Subscribe | Unsubscribe, token: object, expires_at: int = 0, *, resend: bool = True
+        self, packet: Publish | Subscribe | Unsubscribe, token: object, expires_at: int, *, resend: bool
     ) -> None:
         super().__init__()
         self.packet = packet
@@ -91,7 +91,9 @@ class Outgoing:
         """Whether the session may have packet identifiers of QoS 2 messages of an earlier client."""
         self._freed: set[int] = set()
         """The packet identifiers that it has no longer."""
-        self._waiting: deque[_Operation] = deque()
+        self._waiting: OrderedDict[_Operation, None] = OrderedDict()
+        """Messages to send, in their order: an ordered set, from which any of them can be removed."""
+        self._by_token: dict[object, _Operation] = {}
         self._topic_aliases = topic_aliases
         self._aliases: dict[str, int] = {}
         self._alias_maximum = 0
@@ -122,7 +124,7 @@ class Outgoing:
             self._inflight.clear()
             for operation in received:
                 self._answer(operation, (operation.received or 0,), None)
-            for operation in self._leave_queue([op for op in self._waiting if op.seen and not op.resend]):
+            for operation in [op for op in self._waiting if op.seen and not op.resend]:
                 self._give_up(operation, _outcome_unknown(operation.packet))
             for operation in (*control, *self._waiting):
                 operation.packet.packet_id = 0
@@ -144,8 +146,10 @@ class Outgoing:
         unanswered = [
             op for op in self._operations() if isinstance(op.packet, Publish) and op.sent and op.received is None
         ]
-        already = set(map(id, self._waiting))
-        self._waiting.extendleft(op for op in reversed(unanswered) if id(op) not in already)
+        for operation in reversed(unanswered):
+            if operation not in self._waiting:
+                self._waiting[operation] = None
+                self._waiting.move_to_end(operation, last=False)
         for operation in self._operations():
             operation.counted = False
         self._open_publishes = 0
@@ -157,23 +161,18 @@ class Outgoing:
         operations = {id(op): op for op in (*self._operations(), *self._waiting)}
         self._inflight.clear()
         self._waiting.clear()
+        self._by_token.clear()
         self._open_publishes = 0
         return [(op.token, op.seen) for op in operations.values() if op.token is not None]
 
     def withdraw(self, token: object) -> None:
         """Cancel an operation, unless it was sent."""
-        for operation in self._waiting:
-            if operation.token is token:
-                operation.token = None
-                if not operation.sent:
-                    self._waiting.remove(operation)
-                return
-        for operation in self._operations():
-            if operation.token is token:
-                operation.token = None
-                if not operation.sent:
-                    self._inflight.remove(operation)
-                return
+        operation = self._by_token.pop(token, None)
+        if operation is None:
+            return
+        operation.token = None
+        if not operation.sent:
+            self._remove(operation)
 
     # Requests
 
@@ -185,8 +184,12 @@ class Outgoing:
             expires_at = since + given.message_expiry_interval * 1000
             if not self.next_expiry or expires_at < self.next_expiry:
                 self.next_expiry = expires_at + 1
-        self._waiting.append(_Operation(publish, token, expires_at, resend=resend))
-        self.pump(now)
+        operation = self._operation(publish, token, expires_at, resend=resend)
+        if self._waiting or not self._can_send():
+            self._waiting[operation] = None
+            self.pump(now)
+        else:
+            self._send(operation, publish, now)
 
     def publish_qos0(self, publish: Publish, now: int) -> None:
         """Send a QoS 0 message.
@@ -277,37 +280,16 @@ class Outgoing:
 
     def pump(self, now: int) -> None:
         """Send queued messages while connection and Receive Maximum allow it."""
-        if not self._online:
-            return
         waiting = self._waiting
-        inflight = self._inflight
-        while waiting and self.writable and self._open_publishes < self._send_maximum and len(inflight) < MAX_OPEN:
-            operation = waiting.popleft()
+        while waiting and self._can_send():
+            operation, _ = waiting.popitem(last=False)
             publish = operation.packet
             assert isinstance(publish, Publish)
-            if operation.expires_at and not self._count_down(operation, publish, now):
-                continue
-            if publish.packet_id == 0:
-                publish.packet_id = inflight.free_id()
-            publish.dup = operation.sent  # [MQTT-3.3.1-1]
-            try:
-                data = self._encode(publish)
-            except LocalProtocolError as e:
-                self._give_up(operation, e)
-                continue
-            if self._find(publish.packet_id) is None:
-                inflight.add(publish.packet_id, operation)
-            if self._inherited and publish.qos == 2 and publish.packet_id not in self._freed:
-                self._freed.add(publish.packet_id)
-                if not operation.sent:
-                    self._outbox.send(PubRel(publish.packet_id), now)
-            operation.sent = operation.seen = operation.counted = True
-            self._open_publishes += 1
-            self._outbox.add(data, now)
+            self._send(operation, publish, now)
 
     def give_up_expired(self, now: int) -> None:
         """Fail messages that expired without a connection."""
-        for operation in self._leave_queue([op for op in self._waiting if 0 < op.expires_at < now and not _bound(op)]):
+        for operation in [op for op in self._waiting if 0 < op.expires_at < now and not _bound(op)]:
             assert isinstance(operation.packet, Publish)
             self._give_up(operation, _expired(operation.packet, operation))
         self._find_next_expiry()
@@ -320,12 +302,51 @@ class Outgoing:
     def _operations(self) -> list[_Operation]:
         return cast("list[_Operation]", self._inflight.values())
 
-    def _leave_queue(self, operations: list[_Operation]) -> list[_Operation]:
-        """Remove waiting operations, in one pass over the queue, and return them."""
-        leaving = set(map(id, operations))
-        if leaving:
-            self._waiting = deque(op for op in self._waiting if id(op) not in leaving)
-        return operations
+    def _can_send(self) -> bool:
+        """Return whether connection and Receive Maximum allow another message of QoS 1 or 2."""
+        return (
+            self._online
+            and self.writable
+            and self._open_publishes < self._send_maximum
+            and len(self._inflight) < MAX_OPEN
+        )
+
+    def _send(self, operation: _Operation, publish: Publish, now: int) -> None:
+        """Send the message of an operation that is not in the queue, unless it expired or may not be sent."""
+        if operation.expires_at and not self._count_down(operation, publish, now):
+            return
+        inflight = self._inflight
+        if publish.packet_id == 0:
+            publish.packet_id = inflight.assign(operation)
+        elif self._find(publish.packet_id) is None:
+            inflight.add(publish.packet_id, operation)
+        publish.dup = operation.sent  # [MQTT-3.3.1-1]
+        try:
+            data = self._encode(publish)
+        except LocalProtocolError as e:
+            self._give_up(operation, e)
+            return
+        if self._inherited and publish.qos == 2 and publish.packet_id not in self._freed:
+            self._freed.add(publish.packet_id)
+            if not operation.sent:
+                self._outbox.send(PubRel(publish.packet_id), now)
+        operation.sent = operation.seen = operation.counted = True
+        self._open_publishes += 1
+        self._outbox.add(data, now)
+
+    def _operation(
+        self, packet: Publish | Subscribe | Unsubscribe, token: object, expires_at: int = 0, *, resend: bool = True
+    ) -> _Operation:
+        operation = _Operation(packet, token, expires_at, resend=resend)
+        if token is not None:
+            self._by_token[token] = operation
+        return operation
+
+    def _remove(self, operation: _Operation) -> None:
+        """Remove an operation that is not sent (any more)."""
+        self._waiting.pop(operation, None)
+        if self._find(operation.packet.packet_id) is operation:
+            self._inflight.remove(operation)
 
     def _finish(self, operation: _Operation, code: int, reason_string: str | None, now: int) -> None:
         """Complete a message."""
@@ -336,16 +357,22 @@ class Outgoing:
         if self._waiting:
             self.pump(now)
 
-    def _answer(self, operation: _Operation, reason_codes: Sequence[int], reason_string: str | None) -> None:
-        if operation.token is not None:
-            self._events.append(OperationDone(operation.token, reason_codes, reason_string or ""))
+    def _answer(
+        self,
+        operation: _Operation,
+        reason_codes: Sequence[int],
+        reason_string: str | None,
+        error: PenstockError | None = None,
+    ) -> None:
+        token = operation.token
+        if token is not None:
+            self._by_token.pop(token, None)
+            self._events.append(OperationDone(token, reason_codes, reason_string or "", error))
 
     def _give_up(self, operation: _Operation, error: PenstockError) -> None:
         """Fail a message that is not sent (any more)."""
-        if self._find(operation.packet.packet_id) is operation:
-            self._inflight.remove(operation)
-        if operation.token is not None:
-            self._events.append(OperationDone(operation.token, (), "", error))
+        self._remove(operation)
+        self._answer(operation, (), None, error)
 
     def _count_down(self, operation: _Operation, publish: Publish, now: int) -> bool:
         """Update the expiry of a message before it is sent; return False if it expired and failed."""
@@ -433,7 +460,7 @@ class Outgoing:
     def _control(self, packet: Subscribe | Unsubscribe, token: object, now: int) -> None:
         if len(self._inflight) >= MAX_OPEN:
             raise LocalProtocolError(f"mqtt: {MAX_OPEN} operations wait for an answer", do="wait for some of them")
-        operation = _Operation(packet, token)
+        operation = self._operation(packet, token)
         packet.packet_id = self._inflight.free_id()
         self._inflight.add(packet.packet_id, operation)
         if self._online:

@@ -182,9 +182,18 @@ class BrokerConnection(ConnectionState):
             self._fail(e, now)
         decoder.discard()  # bytes after DISCONNECT
 
-    def proceed(self, now: i64, wall_ms: i64) -> None:
-        """Handle the remaining bytes within the share of another turn."""
+    def keep(self, data: bytes, now: i64) -> None:
+        """Keep received bytes for :meth:`proceed` in a later turn."""
+        if not self.closing:
+            self.stats.bytes_received += len(data)
+            self.decoder.add(data)
+            self.last_received = now
+            self.unread = True
+
+    def proceed(self, now: i64, wall_ms: i64) -> bool:
+        """Handle the remaining bytes within the share of another turn; return :attr:`unread`."""
         self.receive(b"", now, wall_ms)
+        return self.unread
 
     def lost(self, now: int) -> None:
         """Handle the end of the network connection; call it once."""

@@ -9,6 +9,7 @@ Source: MQTT 5.0 sections 3.1.4, 3.15, 4.12.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -38,7 +39,7 @@ from penstock.mqtt.engine.sessions.shared_delivery import take_over
 __all__ = ["Handshake", "Reauthentication", "check_method", "open_session"]
 
 
-class _Exchange:
+class _Exchange(ABC):
     """One authentication: passes credentials to the Access, its challenges to the client and its decision to
     ``decided``."""
 
@@ -103,9 +104,9 @@ class _Exchange:
         if withdraw is not None:
             withdraw()
 
+    @abstractmethod
     def decided(self, decision: Granted | Refused | None, now: int) -> None:
         """Handle the final decision; None: no access control is configured."""
-        raise NotImplementedError
 
 
 class Handshake(_Exchange):

@@ -11,6 +11,7 @@ Source: MQTT 5.0 sections 3.1.2.11, 3.3.2.3.4, 4.3; MQTT 3.1.1.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -89,21 +90,21 @@ _CLOSING_MS: Final = 5000
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class OutputTransport:
+class OutputTransport(ABC):
     """The transport of a connection. A closing one discards the data."""
 
     __slots__ = ()
 
+    @abstractmethod
     def send_now(self, data: bytes) -> None:
         """Write immediately, so that the client can continue while the broker works for others.
 
         Only while input of the connection is handled.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def send_output(self, data: bytes) -> None:
         """Write the output of a flush; ``data`` is empty if only the state of the connection has changed."""
-        raise NotImplementedError
 
 
 class UncommittedOutput:

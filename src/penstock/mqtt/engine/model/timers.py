@@ -7,6 +7,7 @@ all.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
 
 __all__ = ["DeadlineOwner", "Timers", "after_s"]
@@ -17,7 +18,7 @@ def after_s(now: int, seconds: int) -> int:
     return now + seconds * 1000 + 1 if seconds else now
 
 
-class DeadlineOwner:
+class DeadlineOwner(ABC):
     """Owner of a deadline. ``armed_for``: the time of its entry, 0 for none."""
 
     __slots__ = ("armed_for", "gone")
@@ -26,9 +27,9 @@ class DeadlineOwner:
         self.armed_for = 0
         self.gone = False
 
+    @abstractmethod
     def due(self, now: int) -> None:
         """Handle the time of the entry: act, or arm again for the real deadline."""
-        raise NotImplementedError
 
 
 class Timers:

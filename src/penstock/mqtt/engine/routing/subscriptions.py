@@ -10,6 +10,7 @@ Source: MQTT 5.0 sections 3.8.3 and 4.8.2; the hash follows Azure IoT Operations
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -63,37 +64,37 @@ class Subscriber(DeadlineOwner):
         """Return whether the client may receive messages of the topic."""
         return not self.ending and (self.rights is None or self.rights.may_receive(topic))
 
+    @abstractmethod
     def deliver(self, message: Message, qos: i64, retain: i64, identifiers: bytes, now: i64, share: str = "") -> None:
         """Send the message to the client, or queue it. ``identifiers``: its subscription identifiers, encoded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def count_events(self, kind: str, count: int, detail: str = "") -> None:
         """Count events of this client, for logs and warnings [ClientEvents]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has_room(self, message: Message) -> bool:
         """Return whether a QoS 1 or 2 message would be sent or queued."""
-        raise NotImplementedError
 
+    @abstractmethod
     def overflow_reason(self, message: Message) -> str:
         """Return why there is no room for a message, for its publisher."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keeps_up(self) -> bool:
         """Return whether a message would be sent immediately."""
-        raise NotImplementedError
 
+    @abstractmethod
     def queued(self) -> int:
         """Return the number of queued messages."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_connected(self) -> bool:
         """Return whether the client has a network connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_persistent(self) -> bool:
         """Return whether its deliveries are stored and survive a restart."""
-        raise NotImplementedError
 
 
 class SessionSubscription:

@@ -5,6 +5,7 @@ Source: MQTT 5.0 sections 3.3, 4.8.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -120,9 +121,9 @@ class BrokerCore(SessionOwner):
         self._routes = self.router.routes
         self._refuses_overflow = limits.queue_overflow is QueueOverflowPolicy.REFUSE
 
+    @abstractmethod
     def connection_ended(self, connection: SessionConnection, now: int) -> None:
         """Take the session of a closing or closed connection offline."""
-        raise NotImplementedError
 
     def new_client_id(self) -> str:
         """Return a client identifier that no session has [MQTT-3.2.2-16]."""

@@ -8,6 +8,7 @@ Source: MQTT 5.0 sections 4.1, 4.3, 4.4, 4.5, 4.6.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
@@ -51,7 +52,7 @@ _NO_IDENTIFIERS: Final[set[int]] = set()
 """The same for packet identifiers; never modified."""
 
 
-class SessionOwner:
+class SessionOwner(ABC):
     """The interface of the broker for its sessions."""
 
     def __init__(self, retained: Retained, max_turn_work: int, report_merged: Callable[[str, int], None]) -> None:
@@ -64,17 +65,17 @@ class SessionOwner:
         self.work: i64 = 0
         """Work since the start, in the units of ``max_turn_work``."""
 
+    @abstractmethod
     def session_due(self, session: Session, now: int) -> None:
         """Handle the will delay or the expiry of an offline session."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shared_group(self, topic_filter: str) -> SharedGroup | None:
         """Return the members of a shared subscription; None without members."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_over(self, group: SharedGroup, now: int) -> None:
         """Deliver messages that are queued for disconnected members of ``group`` to members with room for them."""
-        raise NotImplementedError
 
 
 class SessionConnection(DeadlineOwner):
@@ -99,24 +100,24 @@ class SessionConnection(DeadlineOwner):
         self.unacknowledged = 0
         """QoS 1 and 2 messages of the client without PUBACK or PUBREC."""
 
+    @abstractmethod
     def send_publish(self, message: Message, packet_id: i64, first: i64, identifiers: bytes, now: i64) -> bool:
         """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
 
         Returns False for a packet above the client's Maximum Packet Size, which then counts as delivered.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def throttle(self) -> None:
         """Send no more messages in this turn."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pubrel(self, packet_id: int, code: int = 0) -> None:
         """Queue a PUBREL."""
-        raise NotImplementedError
 
+    @abstractmethod
     def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
         """End the connection with DISCONNECT."""
-        raise NotImplementedError
 
 
 class Session(Subscriber):
