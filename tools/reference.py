@@ -657,7 +657,7 @@ def main() -> int:
             page.write_text(text, encoding="utf-8")
     if differing:
         print(f"docs/reference: {', '.join(differing)}: out of date", file=sys.stderr)
-        print("  do:  run `make reference` and commit the pages", file=sys.stderr)
+        print("  hint: run `make reference` and commit the pages", file=sys.stderr)
     return 1 if differing else 0
 
 

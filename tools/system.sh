@@ -13,7 +13,7 @@ fi
 if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
   echo "make system: cannot install ${missing[*]}" >&2
   echo "  why: this needs apt-get and root" >&2
-  echo "  do:  install them with your system's package manager; make test skips what it does not find" >&2
+  echo "  hint: install them with your system's package manager; make test skips what it does not find" >&2
   exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive

@@ -65,7 +65,7 @@ def prepare() -> KafkaPeer:
         if not peer.broker.parent.exists():
             mvn = shutil.which("mvn")
             if mvn is None:
-                raise PenstockError("Maven is not installed", do="install mvn, or leave the Kafka peer out")
+                raise PenstockError("Maven is not installed", hint="install mvn, or leave the Kafka peer out")
             draft = cache / f"{digest}.{os.getpid()}"
             try:
                 target = f"-DoutputDirectory={draft / 'broker'}"
@@ -119,7 +119,7 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_S, check=False)
     if done.returncode != 0:
         name = Path(command[0]).name
-        raise PenstockError(f"{name} failed: {(done.stdout + done.stderr)[-2000:]}", do="look at what it says")
+        raise PenstockError(f"{name} failed: {(done.stdout + done.stderr)[-2000:]}", hint="look at what it says")
 
 
 def main() -> int:

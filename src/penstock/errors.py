@@ -11,7 +11,7 @@ PenstockError                 retriable: bool, hint: str | None
 └── StorageError              file and position
     └── OutOfSpaceError       no disk space: the write has no effect and can be repeated
 
-The message says what failed, ``why`` the cause and ``do`` the action; ``str()`` of an error has all three. Values of
+The message says what failed, ``why`` the cause, and ``hint`` what to do; ``str()`` of an error has all three. Values of
 peers are quoted, secrets are never shown.
 """
 
@@ -43,27 +43,22 @@ class PenstockError(Exception):
     retriable: bool = False
     """True if the same call may succeed later without a change by the caller."""
 
-    def __init__(self, what: str, *, why: str | None = None, do: str | None = None) -> None:
+    def __init__(self, what: str, *, why: str | None = None, hint: str | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.why = why
-        self.do = do
-
-    @property
-    def hint(self) -> str | None:
-        """The action to take, or None."""
-        return self.do
+        self.hint = hint
 
     def line(self) -> str:
-        """The message on one line, for logs and lists: ``what; why: cause; do: action``."""
+        """The message on one line, for logs and lists: ``what; why: cause; hint: action``."""
         return "; ".join(" ".join(line.split()) for line in str(self).splitlines())
 
     def __str__(self) -> str:
         lines = [self.what]
         if self.why:
             lines.append(f"  why: {self.why}")
-        if self.do:
-            lines.append(f"  do:  {self.do}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
 
 
@@ -82,8 +77,8 @@ class RemoteProtocolError(ProtocolError):
     none).
     """
 
-    def __init__(self, what: str, *, reason_code: int = 0, why: str | None = None, do: str | None = None) -> None:
-        super().__init__(what, why=why, do=do)
+    def __init__(self, what: str, *, reason_code: int = 0, why: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what, why=why, hint=hint)
         self.reason_code = reason_code
 
     def copy(self) -> RemoteProtocolError:
@@ -92,21 +87,28 @@ class RemoteProtocolError(ProtocolError):
         A decoder keeps a copy of the error that stopped it: the traceback of the original refers to the decoder and its
         input, a reference cycle that would keep all of them in memory until the next full garbage collection.
         """
-        return RemoteProtocolError(self.what, reason_code=self.reason_code, why=self.why, do=self.do)
+        return RemoteProtocolError(self.what, reason_code=self.reason_code, why=self.why, hint=self.hint)
 
 
 class RefusedError(PenstockError):
     """The peer understood the request and rejected it.
 
     ``code`` is the code of the protocol (MQTT reason code, TubeMQ error code; 0 if errors are text only), ``text`` the
-    message of the peer, ``peer`` its address. ``needs_grant``: the policies of a node do not permit it, and ``do`` says
-    what to grant.
+    message of the peer, ``peer`` its address. ``needs_grant``: the policies of a node do not permit it, and ``hint``
+    says what to grant.
     """
 
     def __init__(
-        self, what: str, *, code: int = 0, text: str = "", peer: str = "", why: str | None = None, do: str | None = None
+        self,
+        what: str,
+        *,
+        code: int = 0,
+        text: str = "",
+        peer: str = "",
+        why: str | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(what, why=why, do=do)
+        super().__init__(what, why=why, hint=hint)
         self.code = code
         self.text = text
         self.peer = peer
@@ -122,9 +124,9 @@ class UnavailableError(PenstockError):
     retriable = True
 
     def __init__(
-        self, what: str, *, applied: bool | None = None, why: str | None = None, do: str | None = None
+        self, what: str, *, applied: bool | None = None, why: str | None = None, hint: str | None = None
     ) -> None:
-        super().__init__(what, why=why, do=do)
+        super().__init__(what, why=why, hint=hint)
         self.applied = applied
 
 
@@ -139,9 +141,9 @@ class ConfigError(PenstockError):
         option: str = "",
         where: str = "",
         why: str | None = None,
-        do: str | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(what, why=why, do=do)
+        super().__init__(what, why=why, hint=hint)
         self.option = option
         self.where = where
 
@@ -160,9 +162,9 @@ class DataLossError(PenstockError):
         start: int | None = None,
         end: int | None = None,
         why: str | None = None,
-        do: str | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(what, why=why, do=do)
+        super().__init__(what, why=why, hint=hint)
         self.start = start
         self.end = end
 
@@ -171,9 +173,9 @@ class StorageError(PenstockError):
     """A file or a database failed, or has invalid content. The message has the file and the position."""
 
     def __init__(
-        self, what: str, *, path: str = "", position: int | None = None, why: str | None = None, do: str | None = None
+        self, what: str, *, path: str = "", position: int | None = None, why: str | None = None, hint: str | None = None
     ) -> None:
-        super().__init__(what, why=why, do=do)
+        super().__init__(what, why=why, hint=hint)
         self.path = path
         self.position = position
 

@@ -405,7 +405,7 @@ async def test_a_problem_has_its_action_on_the_first_page_and_a_client_is_discon
     async with browsing(ready) as browser:
         page = browser.page
         node._failures["tube"] = lambda: StorageError(
-            "the disk failed", why="input/output error", do="replace the disk"
+            "the disk failed", why="input/output error", hint="replace the disk"
         )
         await browser.open()
         alert = page.get_by_role("alert")

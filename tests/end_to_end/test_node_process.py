@@ -118,7 +118,7 @@ def test_startup_errors_state_failure_cause_and_remedy(tmp_path: Path) -> None:
         assert status == 1
         assert f"data directory {tmp_path / 'data'} is in use by process {node.ready['pid']}" in text
         assert "  why: " in text
-        assert "  do:  " in text
+        assert "  hint: " in text
         options = ("mqtt", "tube-master", "tube-broker", "tube-broker-http")
         any_port = [argument for option in options for argument in (f"--{option}", "127.0.0.1:0")]
         status, text = second("--data-dir", str(tmp_path / "other"), *any_port, "--http", node.ready["http"])

@@ -82,7 +82,7 @@ async def test_every_part_reports_a_full_disk_and_keeps_acknowledged_data(tmp_pa
         told = await asyncio.to_thread(health, node)
         assert [reason.partition(":")[0] for reason in told["reasons"]] == ["tube", "statestore", "mqtt sessions"]
         for reason in told["reasons"]:
-            assert "do: check the disk (space, health), then restart" in reason
+            assert "hint: check the disk (space, health), then restart" in reason
         # It has no session, which could not be stored.
         assert (await asyncio.to_thread(node.out, "kv", "get", keys[0].decode())).startswith("000000")
         assert await asyncio.to_thread(node.stop) == 0

@@ -185,7 +185,7 @@ async def test_the_command_line_over_tls(tmp_path: Path) -> None:
             assert (await kv("get", "k", *trust))[:2] == (0, b"v")
             status, _, err = await kv("get", "k")
             assert status == 1
-            assert b"do:  set the file with the certificate of the server's authority (--ca-file, ca_file)" in err
+            assert b"hint: set the file with the certificate of the server's authority (--ca-file, ca_file)" in err
     finally:
         await broker.stop()
 

@@ -234,6 +234,6 @@ async def test_passwords(tmp_path: Path) -> None:
             with pytest.raises(RefusedError) as caught:
                 await MqttClient(f"mqtt://{where}", **options).connect()
             assert caught.value.code in (0x86, 0x87)
-            assert caught.value.do is not None
+            assert caught.value.hint is not None
     finally:
         await broker.stop()

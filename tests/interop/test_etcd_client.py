@@ -114,7 +114,7 @@ def test_a_watch_reports_a_change(client: EtcdClient) -> None:
 def test_a_request_that_is_too_large_has_a_remedy(client: EtcdClient) -> None:
     with pytest.raises(RefusedError, match="request is too large") as caught:
         put(client, b"large", bytes(1_600_000))
-    assert "--max-request-bytes" in (caught.value.do or "")
+    assert "--max-request-bytes" in (caught.value.hint or "")
 
 
 STRANGER = """
@@ -148,7 +148,7 @@ def test_client_certificates(tmp_path: Path) -> None:
             with pytest.raises(UnavailableError) as caught:
                 stranger.once("KV/Range", pb.RangeRequest(key=b"k"), pb.RangeResponse)
             found = "the TLS handshake failed" in str(caught.value)
-            return found and "--client-cert-auth" in (caught.value.do or "")
+            return found and "--client-cert-auth" in (caught.value.hint or "")
 
         wait_until(refused)  # without an answer in time, the reason is another one
         stranger.close()
@@ -178,7 +178,7 @@ def test_users_and_roles(tmp_path: Path) -> None:
         put(client, b"/penstock/a", b"1")
         with pytest.raises(RefusedError, match="permission denied") as caught:
             put(client, b"/other")
-        assert "readwrite permission" in (caught.value.do or "")
+        assert "readwrite permission" in (caught.value.hint or "")
         assert client._token is not None
         client._token = "expired.1"
         assert get(client, b"/penstock/a") == [b"1"]
@@ -186,7 +186,7 @@ def test_users_and_roles(tmp_path: Path) -> None:
         passwords.write_text("wrong\n", encoding="utf-8")
         with pytest.raises(RefusedError, match="authentication failed") as caught:
             put(EtcdClient(cluster.endpoints, Login("edge", passwords)), b"/penstock/a")
-        assert "password_file" in (caught.value.do or "")
+        assert "password_file" in (caught.value.hint or "")
         with pytest.raises(RefusedError, match="user name is empty"):
             put(EtcdClient(cluster.endpoints), b"/penstock/a")
     finally:

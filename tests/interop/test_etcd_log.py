@@ -428,7 +428,7 @@ def test_a_full_etcd_stops_commits_until_it_has_space(one: EtcdCluster, tmp_path
 
     with pytest.raises(OutOfSpaceError, match="etcd is full") as caught:
         fill()
-    assert "etcdctl alarm disarm" in (caught.value.do or "")
+    assert "etcdctl alarm disarm" in (caught.value.hint or "")
     # The documented remedy. What this node has in LMDB is deleted first.
     node.apply()
     keys = LogKeys(prefix, NAME)

@@ -108,13 +108,13 @@ def test_refusals_name_the_cause_and_write_nothing(kafka_broker: KafkaBroker, tm
     check_topic(target, 30)
     with pytest.raises(RefusedError, match="has no topic 'nowhere'") as missing:
         check_topic(target._replace(topic="nowhere"), 30)
-    assert "kafka-topics.sh --create --topic nowhere" in str(missing.value.do)
+    assert "kafka-topics.sh --create --topic nowhere" in str(missing.value.hint)
     with pytest.raises(RefusedError, match="refused the message 'r4'") as large:
         write_batch(batch_of(target, 0), [rows(0, 4), rows(4, 1, size=200_000), rows(5, 1)])
-    assert "set max_bytes of the sink below max.message.bytes" in str(large.value.do)
+    assert "set max_bytes of the sink below max.message.bytes" in str(large.value.hint)
     with pytest.raises(RefusedError) as slow:
         write_batch(batch_of(target._replace(transaction_s=10_000.0), 0), [rows(0, 1)])
-    assert "transaction.max.timeout.ms" in str(slow.value.do)
+    assert "transaction.max.timeout.ms" in str(slow.value.hint)
     with pytest.raises(ConfigError, match="a client of Kafka at h:1 cannot be created"):
         check_topic(target._replace(connection=KafkaConnection(["h:1"], KafkaTls(ca=Path("missing.pem")))), 30)
     bearer = KafkaSasl.model_validate({"mechanism": "OAUTHBEARER", "token_file": "missing"})
@@ -173,7 +173,7 @@ def test_a_batch_that_takes_longer_than_its_transaction_is_repeated(
 
     with pytest.raises(UnavailableError, match="ended the transaction of a batch") as ended:
         write_batch(batch_of(target, 0), slow())
-    assert "increase transaction_timeout" in str(ended.value.do)
+    assert "increase transaction_timeout" in str(ended.value.hint)
     assert values(kafka_broker, target) == []
     assert write_batch(batch_of(target, 0), [rows(0, 4)]) == 4
     assert values(kafka_broker, target) == list(range(4))

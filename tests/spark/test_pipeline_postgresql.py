@@ -153,7 +153,7 @@ def test_rows_are_in_the_tables_once(setup_of: Callable[..., Setup], postgres: P
     changed = loader.parse(text.replace("flow DOUBLE", "flow DECIMAL(5,2)"), name="p.yaml")
     with pytest.raises(ConfigError) as refused:
         check_table_types(changed)
-    assert refused.value.do == (
+    assert refused.value.hint == (
         'ALTER TABLE "public"."History" ALTER COLUMN "flow" TYPE numeric(5,2), or cast it in the pipeline'
     )
     # A row that a constraint refuses stops the run, with its record.

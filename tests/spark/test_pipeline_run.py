@@ -467,7 +467,7 @@ def test_an_error_in_a_batch_ends_the_run_with_its_own_words(
     from penstock.pipelines.sinks.delta import DeltaWriter
 
     def fail(*_: object) -> int:
-        raise PenstockError("the disk is full", do="make room")
+        raise PenstockError("the disk is full", hint="make room")
 
     monkeypatch.setattr(DeltaWriter, "commit", fail)
     rows_alone.send(message("a", 1))

@@ -337,12 +337,12 @@ def test_a_sink_whose_records_were_deleted_fails_alone(
     setup.run(stop, available_now=False, progress_s=0.2)
     (failure,) = events.failures()
     assert failure["sinks"] == ["seen"]
-    what, why, do = failure["error"].splitlines()
+    what, why, hint = failure["error"].splitlines()
     assert what.startswith("sink 'seen': ")
     # The words are those of the broker if the attempt has counted the records of the batch before it reads them.
     assert "is no longer stored" in what
     assert "retention removed" in why
-    assert "accept the gap" in " ".join(do.split())
+    assert "accept the gap" in " ".join(hint.split())
     assert events[-1]["event"] == "stopped"
     last = next(event for event in reversed(events) if event["event"] == "progress")
     assert last["sinks"]["seen"]["failing_s"] > 0 == last["sinks"]["rows"]["failing_s"]

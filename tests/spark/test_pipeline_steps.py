@@ -546,7 +546,7 @@ def test_a_value_that_is_too_large_for_a_sink_is_a_dead_letter(
         ({"drop": ["flow.x"]}, "column 'flow' has no fields to drop"),
         ({"compute": {"x": "nope + 1"}}, "`nope` cannot be resolved"),
         # What is there, and not Spark's number of the error.
-        ({"compute": {"x": "nope + 1"}}, r"`\]\.\n  do:  correct its map; existing columns: t timestamp, flow double"),
+        ({"compute": {"x": "nope + 1"}}, r"`\]\.\n  hint: correct its map; existing columns: t timestamp, flow double"),
     ],
 )
 def test_a_map_that_cannot_be_is_refused(spark: SparkSession, step: dict[str, Any], message: str) -> None:

@@ -75,7 +75,7 @@ def env(
             f"no node with the profile aio runs in the data directory {data_dir}",
             applied=False,
             why="the directory is not in use by a node" if node is None else "the node has no listener 'aio'",
-            do=f"start one: penstock up --profile aio --data-dir {shlex.quote(str(data_dir))}",
+            hint=f"start one: penstock up --profile aio --data-dir {shlex.quote(str(data_dir))}",
         )
     url = parse_broker_url(listener)
     files = AioFiles(data_dir.absolute())
@@ -119,6 +119,6 @@ def _checked_value(name: str, value: str, without: str = "") -> str:
         raise ConfigError(
             f"{name}={value!r} cannot be an option of docker run in $(…)",
             why="it has blanks, or characters with a special meaning",
-            do="use another client identifier or data directory, or --json",
+            hint="use another client identifier or data directory, or --json",
         )
     return value

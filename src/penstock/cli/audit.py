@@ -46,7 +46,7 @@ def audit_list(
         raise ConfigError(
             f"--data-dir: {data_dir} is not a directory",
             option="--data-dir",
-            do="set the data directory of the node or broker: --data-dir DIR",
+            hint="set the data directory of the node or broker: --data-dir DIR",
         )
     rows = list(deque(read_audit(data_dir / "audit"), maxlen=limit))
     if as_json:

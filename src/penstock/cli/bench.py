@@ -400,7 +400,7 @@ async def _assigned(consumers: Sequence[Consumer], partitions: Sequence[Partitio
         raise UnavailableError(
             f"the consumers read {read()} of {len(partitions)} partitions after {_ASSIGNED_S:g} s",
             applied=False,
-            do="check the brokers: penstock tube broker list",
+            hint="check the brokers: penstock tube broker list",
         )
 
 

@@ -123,7 +123,7 @@ def pipeline(
             f"--batch {batch} is less than the messages of one --trigger ({rate * trigger:g})",
             option="--batch",
             why="the pipeline could never keep up with --rate",
-            do="raise --batch, or omit it",
+            hint="raise --batch, or omit it",
         )
     load = Load(
         messages=count,
@@ -140,7 +140,7 @@ def pipeline(
         for needed in ("pyspark", "penstock.demo.stack"):
             import_module(needed)
     except ImportError as error:
-        raise ConfigError(f"a pipeline lacks a package: {error}", do='pip install "penstock[all]"') from error
+        raise ConfigError(f"a pipeline lacks a package: {error}", hint='pip install "penstock[all]"') from error
     store = StateStoreOptions(
         broker=broker,
         username=tube.username,
@@ -490,7 +490,7 @@ class _Run:
                 raise UnavailableError(
                     f"the pipeline has committed nothing for {_LONGEST_S:g} s",
                     why=f"{read:,} of {total:,} messages are committed",
-                    do="repeat it with --keep, and read its pipeline.log",
+                    hint="repeat it with --keep, and read its pipeline.log",
                 )
             await asyncio.sleep(_POLL_S)
             if (now := self._read()) != read:
@@ -514,7 +514,7 @@ class _Run:
         except PenstockError as error:
             note(
                 f"not deleted: topic {self._topic}, or keys penstock/pipeline/{self._name}/*: {error.what}\n"
-                f"  do: penstock tube topic delete {self._topic}"
+                f"  hint: penstock tube topic delete {self._topic}"
             )
 
     async def _delete_keys(self, token: str) -> None:
@@ -561,5 +561,5 @@ class _Run:
                 f"{tables[wrong[0]].repeated} rows twice",
                 path=str(self._directory / wrong[0]),
                 why="the producer sent a record again whose first copy was stored" if not missing else None,
-                do="repeat it with --keep, and compare: penstock pipeline reconcile pipeline.yaml",
+                hint="repeat it with --keep, and compare: penstock pipeline reconcile pipeline.yaml",
             )

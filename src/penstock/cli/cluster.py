@@ -51,7 +51,7 @@ def _connected(config: Path | None) -> Iterator[tuple[ClusterSection, EtcdClient
         raise ConfigError(
             "the configuration has no section `cluster`",
             option="--config",
-            do="set the configuration file of a node of the cluster: --config FILE",
+            hint="set the configuration file of a node of the cluster: --config FILE",
         )
     with needs_cluster():
         from penstock.cluster.client import EtcdClient
@@ -113,12 +113,12 @@ def handover(
 
         state = read_cluster(section, client)
         if state.active is None:
-            raise UnavailableError("cluster: no node is active", applied=False, do="see penstock cluster status")
+            raise UnavailableError("cluster: no node is active", applied=False, hint="see penstock cluster status")
         ready = [member for member in state.members if member.role == "standby" and member.ready]
         if not ready:
             raise RefusedError(
                 "cluster: no standby is up to date, so nothing was changed",
-                do="start a standby and wait until its lag is small: penstock cluster status",
+                hint="start a standby and wait until its lag is small: penstock cluster status",
             )
         if dry_run:
             names = " or ".join(f"{escape(member.node)} (lag: {member.lag_commits} commits)" for member in ready)
@@ -135,5 +135,5 @@ def handover(
     raise UnavailableError(
         f"cluster: no other node became active within {timeout_s:g} s",
         applied=True,
-        do="see penstock cluster status, and the logs of the nodes",
+        hint="see penstock cluster status, and the logs of the nodes",
     )

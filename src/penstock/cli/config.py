@@ -145,7 +145,7 @@ def import_command(
         raise ConfigError(
             f"the configuration that {file} would become is not valid",
             why=error.what if error.why is None else f"{error.what}; {error.why}",
-            do="correct these settings in mosquitto.conf, or write penstock.yaml by hand",
+            hint="correct these settings in mosquitto.conf, or write penstock.yaml by hand",
         ) from error
     if dry_run:
         for name, text in files.items():
@@ -168,7 +168,7 @@ def _write_new(directory: Path, files: Mapping[str, tuple[str, int]]) -> None:
     existing = [name for name in files if (directory / name).exists()]
     if existing:
         raise ConfigError(
-            f"{directory / existing[0]} exists", option="--output", do="select another directory, or move the file"
+            f"{directory / existing[0]} exists", option="--output", hint="select another directory, or move the file"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ class ContextOptions:
             if value is not None:
                 found[each.name] = str(value.absolute()) if isinstance(value, Path) else value
         if not found.keys() & ADDRESSES.keys():
-            raise ConfigError("a context needs an address", do="set --broker, --http or --tube-master")
+            raise ConfigError("a context needs an address", hint="set --broker, --http or --tube-master")
         if self.broker is not None:
             from penstock.mqtt.url import parse_broker_url
 
@@ -85,7 +85,7 @@ class ContextOptions:
                 raise ConfigError(
                     "--broker contains a password, which a context does not store",
                     option="--broker",
-                    do="put the password into a file: --username NAME --password-file FILE",
+                    hint="put the password into a file: --username NAME --password-file FILE",
                 )
         return found
 
@@ -119,7 +119,7 @@ def add(name: Name, *, options: ContextOptions) -> None:
     """
     found = read_contexts()
     if name in found.contexts:
-        raise ConfigError(f"context {name!r} exists", do=f"remove it first: penstock context remove {name}")
+        raise ConfigError(f"context {name!r} exists", hint=f"remove it first: penstock context remove {name}")
     if name == NO_CONTEXT or not name.isprintable() or not name:
         raise ConfigError(f"{name!r} cannot be the name of a context", why=f"{NO_CONTEXT!r} means no context")
     contexts = {**found.contexts, name: options.values()}

@@ -74,7 +74,7 @@ class Contexts:
                 f"there is no context {chosen!r}",
                 option="--context",
                 why=f"contexts in {contexts_path()}: {known}",
-                do="create it: penstock context add NAME --broker URL; or use --context none",
+                hint="create it: penstock context add NAME --broker URL; or use --context none",
             )
         return self.contexts[chosen]
 
@@ -100,12 +100,12 @@ def read_contexts() -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read", why=str(error), do="correct or delete the file") from error
+        raise ConfigError(f"{path} cannot be read", why=str(error), hint="correct or delete the file") from error
     if mode & 0o022:
         raise ConfigError(
             f"other users may change {path}",
             why=f"its mode is {mode & 0o777:03o}: they could send commands and passwords to another address",
-            do=f"check its contents, then: chmod 600 {path}",
+            hint=f"check its contents, then: chmod 600 {path}",
         )
     import json
 
@@ -123,7 +123,7 @@ def read_contexts() -> Contexts:
         raise ConfigError(
             f"{path} is not a file of contexts",
             why="expected an object with current and contexts, as `penstock context add` writes it",
-            do="correct it, or delete it and create the contexts again",
+            hint="correct it, or delete it and create the contexts again",
         )
     return Contexts(current, contexts)
 

@@ -75,14 +75,16 @@ def demo(
     Exit status 1 if a record is missing or duplicated. `penstock demo plant` publishes live telemetry instead.
     """
     if chaos and attach:
-        raise ConfigError("--chaos and --attach exclude each other", why="--chaos kills the node", do="use one of them")
+        raise ConfigError(
+            "--chaos and --attach exclude each other", why="--chaos kills the node", hint="use one of them"
+        )
     try:
         from penstock.demo.run import run_demo
         from penstock.demo.stack import Addresses, DemoOptions
     except ImportError as error:
         raise ConfigError(
             f"the demo lacks a package: {error}",
-            do='pip install "penstock[all]", or make demo in a checkout',
+            hint='pip install "penstock[all]", or make demo in a checkout',
         ) from error
 
     place = _directory(directory)
@@ -211,13 +213,13 @@ def _directory(given: Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     try:
         if given.exists() and (not given.is_dir() or any(given.iterdir())):
-            raise ConfigError(f"--dir {str(given)!r} is not an empty directory", option="dir", do="use a new one")
+            raise ConfigError(f"--dir {str(given)!r} is not an empty directory", option="dir", hint="use a new one")
         given.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"--dir {str(given)!r} cannot be created: {error.strerror}",
             option="dir",
-            do="use a directory that this user may write to",
+            hint="use a directory that this user may write to",
         ) from error
     return given.resolve()
 

@@ -67,7 +67,8 @@ def doctor(
 
     if file == Path("bundle") and not file.exists():
         raise ConfigError(
-            "doctor: there is no configuration file 'bundle'", do="for a support bundle: penstock doctor --bundle FILE"
+            "doctor: there is no configuration file 'bundle'",
+            hint="for a support bundle: penstock doctor --bundle FILE",
         )
     flags = {"data-dir": str(node.data_dir) if source_of(ctx, "data_dir") == "COMMANDLINE" else None}
     environment: Mapping[str, str] = os.environ
@@ -106,8 +107,8 @@ def _print(finding: CheckResult, *, as_json: bool) -> None:
     out(fold(f"{level} ", f"{finding.part}: {escape(finding.what)}") + "\n")
     if finding.why:
         out(fold(f"{'':9}why: ", escape(finding.why)) + "\n")
-    if finding.do:
-        out(fold(f"{'':9}do:  ", escape(finding.do)) + "\n")
+    if finding.hint:
+        out(fold(f"{'':9}hint: ", escape(finding.hint)) + "\n")
 
 
 def _spark_checks() -> Iterator[CheckResult]:
@@ -126,7 +127,7 @@ def _spark_checks() -> Iterator[CheckResult]:
         archived = home is not None and archive_path(home, found.runtime).is_file()
     except (PenstockError, OSError) as error:
         failure = error if isinstance(error, PenstockError) else ConfigError(str(error))
-        yield CheckResult(Level.WARNING, "spark", failure.what, failure.why, failure.do)
+        yield CheckResult(Level.WARNING, "spark", failure.what, failure.why, failure.hint)
     else:
         if archived or home is None:  # there is no archive for SPARK_HOME
             yield CheckResult(
@@ -185,7 +186,7 @@ def _node_checks(node: NodeApi) -> Sequence[CheckResult]:
     try:
         found = node.snapshot(Overview, "overview")
     except PenstockError as error:
-        return [CheckResult(Level.PROBLEM, "node", error.what, error.why, error.do)]
+        return [CheckResult(Level.PROBLEM, "node", error.what, error.why, error.hint)]
     reasons = [
         CheckResult(Level(reason.severity.value), reason.part, reason.what, reason.why, reason.hint)
         for reason in found.health.reasons

@@ -94,8 +94,8 @@ def _check_data(directory: Path, *, as_json: bool) -> bool:
     try:
         found = check_directory(directory)
     except UnavailableError as error:  # in use
-        do = "stop the node, or check a backup of it: penstock backup DIR, then penstock fsck DIR"
-        raise UnavailableError(error.what, applied=False, why=error.why, do=do) from error
+        hint = "stop the node, or check a backup of it: penstock backup DIR, then penstock fsck DIR"
+        raise UnavailableError(error.what, applied=False, why=error.why, hint=hint) from error
     if as_json:
         print_json(
             {

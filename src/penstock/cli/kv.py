@@ -171,7 +171,7 @@ def set_command(
     Exit status 1 if the condition (--nx, --nex) is not met.
     """
     if only_new and only_new_or_equal:
-        raise ConfigError("kv set: --nx and --nex exclude each other", option="--nx", do="use one of them")
+        raise ConfigError("kv set: --nx and --nex exclude each other", option="--nx", hint="use one of them")
     name, data, token = _key(key, key_base64), input_bytes("kv set", "VALUE", value, file), parse_token(fencing_token)
 
     async def set_(store: StateStoreClient) -> bool:
@@ -371,7 +371,7 @@ def scan_command(
     Quote PATTERN, so that the shell does not expand it. Exit status 1 if no key matches.
     """
     if null and as_json:
-        raise ConfigError("kv scan: --null and --json exclude each other", option="--null", do="use one of them")
+        raise ConfigError("kv scan: --null and --json exclude each other", option="--null", hint="use one of them")
 
     async def scan(store: StateStoreClient) -> bool:
         from penstock.statestore.client.client import as_bytes
@@ -483,7 +483,7 @@ def lock_command(
     COMMAND gets SIGTERM, after 5 seconds SIGKILL, and the exit status is 1.
     """
     if no_wait and wait is not None:
-        raise ConfigError("kv lock: --no-wait and --wait exclude each other", option="--wait", do="use one of them")
+        raise ConfigError("kv lock: --no-wait and --wait exclude each other", option="--wait", hint="use one of them")
     from penstock.runtime.io.loop import run
 
     return run(_lock(name, command, round(ttl * 1000), 0.0 if no_wait else wait, conflict_exit_code, holder, options))
@@ -749,7 +749,7 @@ def _lines(file: IO[bytes]) -> Iterator[ImportLine]:
                 raise ConfigError(
                     f"kv import: line {number} cannot be used: {_start_of(text)}",
                     why=_problem(error),
-                    do='write one object per line, as in {"key": "line-3/target", "value": "12.5"};'
+                    hint='write one object per line, as in {"key": "line-3/target", "value": "12.5"};'
                     " bytes that are not text as key_base64, value_base64; nothing was set",
                 ) from error
 
@@ -818,7 +818,7 @@ def _readable(path: Path | None) -> Iterator[IO[bytes]]:
 
     if path is None:
         if sys.stdin.isatty():
-            raise ConfigError("kv import: no input", do="give a FILE, or JSON lines on standard input")
+            raise ConfigError("kv import: no input", hint="give a FILE, or JSON lines on standard input")
         with tempfile.TemporaryFile() as kept:
             shutil.copyfileobj(sys.stdin.buffer, kept)
             kept.seek(0)

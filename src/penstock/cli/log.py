@@ -73,6 +73,6 @@ def level(
     else:
         found = api.get("log-levels")["levels"]
     if part is not None and part not in found:
-        raise ConfigError(f"there is no part {part!r} of the log", do=f"use one of {', '.join(found)}")
+        raise ConfigError(f"there is no part {part!r} of the log", hint=f"use one of {', '.join(found)}")
     rows = [{"part": name, "level": text} for name, text in found.items() if part in (None, name)]
     print_table(rows, ["part", "level"], as_json=as_json)

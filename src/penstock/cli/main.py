@@ -254,12 +254,12 @@ def _import_problem(module: str, error: ImportError) -> PenstockError:
         return PenstockError(
             f"{module} is not installed",
             why=f"this command needs the extra {extra!r}",
-            do=f'pip install "penstock[{extra}]"',  # the installed penstock: also from a wheel or a clone
+            hint=f'pip install "penstock[{extra}]"',  # the installed penstock: also from a wheel or a clone
         )
     return PenstockError(
         f"{module} is installed but cannot be imported",
         why=str(error),
-        do=f"install it again: pip install --force-reinstall {_distribution(module)}",
+        hint=f"install it again: pip install --force-reinstall {_distribution(module)}",
     )
 
 
@@ -276,29 +276,29 @@ def _print_usage_error(error: Any) -> None:
         error.show()
         return
     command = "penstock" if error.ctx is None else error.ctx.command_path
-    what, do = error.format_message().rstrip("."), f"see {command} --help"
+    what, hint = error.format_message().rstrip("."), f"see {command} --help"
     if what.startswith("Missing ") and error.ctx is not None:
-        do = f"{' '.join([command, *error.ctx.command.collect_usage_pieces(error.ctx)])}; {do}"
+        hint = f"{' '.join([command, *error.ctx.command.collect_usage_pieces(error.ctx)])}; {hint}"
     extra = re.match(r"Got unexpected extra argument\S* \((.*)\)$", what)
     if extra and error.ctx is not None:
         options = {name for each in error.ctx.command.params for name in each.opts}
         if "--topic" in options:
-            do = f"set the topic by its option: --topic {extra[1]}; {do}"
+            hint = f"set the topic by its option: --topic {extra[1]}; {hint}"
         elif "--text" in options:
-            do = f"search for a text by its option: --text {shlex.quote(extra[1])}; {do}"
+            hint = f"search for a text by its option: --text {shlex.quote(extra[1])}; {hint}"
     if unknown := re.match(r"No such command '([^']*)'", what):
         other = OTHER_NAMES.get(f"{command} {unknown[1]}")
-        what, do = (what, do) if other is None else (unknown[0], f"use {other}")
+        what, hint = (what, hint) if other is None else (unknown[0], f"use {other}")
     elif isinstance(getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
         if error.option_name == "--context":
-            do = "put it before the command: penstock --context NAME COMMAND"
+            hint = "put it before the command: penstock --context NAME COMMAND"
         from difflib import get_close_matches
 
         known = get_close_matches(error.option_name, error.possibilities or (), cutoff=_SIMILAR)
         what = error.message + (f". Did you mean {', '.join(map(repr, known))}?" if known else "")
     elif isinstance(error, typer.BadParameter) and (details := getattr(error.__cause__, "errors", None)):
         what = what.replace(error.message.rstrip("."), _expected(details()[0]))
-    print_error(PenstockError(what, do=do))
+    print_error(PenstockError(what, hint=hint))
 
 
 def _expected(detail: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ def pub_command(
     properties.response_topic = response_topic
     properties.correlation_data = None if correlation is None else correlation.encode("utf-8", "surrogateescape")
     if lines and (payload is not None or file is not None):
-        raise ConfigError("--lines reads standard input", option="--lines", do="omit PAYLOAD and --file")
+        raise ConfigError("--lines reads standard input", option="--lines", hint="omit PAYLOAD and --file")
     payloads = _lines() if lines else _alone(input_bytes("mqtt pub", "PAYLOAD", payload, file))
     client = _client(access)
 
@@ -115,12 +115,12 @@ def sub_command(
     With --session-expiry the broker keeps messages while the client is disconnected, and the next call prints them.
     """
     if raw and as_json:
-        raise ConfigError("mqtt sub: --raw and --json exclude each other", option="--raw", do="use one of them")
+        raise ConfigError("mqtt sub: --raw and --json exclude each other", option="--raw", hint="use one of them")
     if session_expiry and not access.client_id:
         raise ConfigError(
             "mqtt sub: --session-expiry needs a client identifier",
             option="--session-expiry",
-            do="set --client-id as well",
+            hint="set --client-id as well",
         )
     client = _client(access, session_expiry_s=round(session_expiry))
     _report_outages(client)

@@ -115,7 +115,7 @@ class NodeOptions:
                 f"no node runs in the data directory {self.data_dir}",
                 applied=False,
                 why="the directory is not in use by a node" if self.data_dir.is_dir() else "it does not exist",
-                do=f"start the node: penstock up --data-dir {self.data_dir}; or set its address: --http HOST:PORT",
+                hint=f"start the node: penstock up --data-dir {self.data_dir}; or set its address: --http HOST:PORT",
             )
         if address is None and found is not None:
             address = ("https://" if found.get("http_tls") else "") + str(found.get("http_local", found.get("http")))
@@ -130,7 +130,7 @@ class NodeOptions:
             raise ConfigError(f"--http: got {address!r}", option="--http", why=str(error)) from error
         if (self.username is None) != (self.password_file is None):
             raise ConfigError(
-                "--username and --password-file belong together", option="--username", do="set both, or none of them"
+                "--username and --password-file belong together", option="--username", hint="set both, or none of them"
             )
         files = (self.ca_file, self.cert_file, self.key_file)
         login = Login(self.username, self.password_file, TlsOptions(*files) if any(files) else None).client()
@@ -229,7 +229,7 @@ class NodeApi:
             failure = ConnectionFailure("the response is not HTTP")
             if isinstance(error, OSError):
                 failure = connection_failure(error, self._host, tls=self._tls is not None)
-            raise self._absent(failure.why, failure.do if isinstance(error, ssl.SSLError) else None) from error
+            raise self._absent(failure.why, failure.hint if isinstance(error, ssl.SSLError) else None) from error
         finally:
             connection.close()
 
@@ -245,7 +245,7 @@ class NodeApi:
                 code=response.status,
                 peer=self.address,
                 why=problem.get("why"),
-                do=_LOGIN if response.status in {401, 403} else problem.get("hint"),
+                hint=_LOGIN if response.status in {401, 403} else problem.get("hint"),
             )
         return found
 
@@ -260,16 +260,16 @@ class NodeApi:
                 f"the node at {self.address} is of another version",
                 applied=False,
                 why=f"its {path} has other fields: {error.errors()[0]['loc']}",
-                do="use the command of that version",
+                hint="use the command of that version",
             ) from error
 
-    def _absent(self, why: str | None, do: str | None = None) -> UnavailableError:
+    def _absent(self, why: str | None, hint: str | None = None) -> UnavailableError:
         where = "" if self._data_dir is None else f", or set its data directory: --data-dir DIR (now {self._data_dir})"
         return UnavailableError(
             f"no node is reachable at {self.address}",
             applied=False,
             why=why,
-            do=do or f"start a node: penstock up; or set its address: --http HOST:PORT{where}",
+            hint=hint or f"start a node: penstock up; or set its address: --http HOST:PORT{where}",
         )
 
 

@@ -167,7 +167,7 @@ def input_bytes(command: str, name: str, text: str | None, file: Path | None) ->
     """
     if text is not None and file is not None:
         raise ConfigError(
-            f"{command}: a {name} and --file exclude each other", option="--file", do="give one of the two"
+            f"{command}: a {name} and --file exclude each other", option="--file", hint="give one of the two"
         )
     if text is not None:
         return text.encode("utf-8", "surrogateescape")
@@ -179,7 +179,7 @@ def input_bytes(command: str, name: str, text: str | None, file: Path | None) ->
     if file is None and sys.stdin.isatty():
         raise ConfigError(
             f"{command}: no {name.lower()}",
-            do=f"give a {name} ('' for an empty one), or --file PATH, or pipe it in",
+            hint=f"give a {name} ('' for an empty one), or --file PATH, or pipe it in",
         )
     return sys.stdin.buffer.read()
 
@@ -241,7 +241,7 @@ def confirmed(question: str) -> bool:
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:  # also after Ctrl-C, because nothing was done yet
-        raise ConfigError("nothing was changed: the question was not answered", do="confirm with --yes") from None
+        raise ConfigError("nothing was changed: the question was not answered", hint="confirm with --yes") from None
 
 
 def repeat(look: Callable[[], T], show: Callable[[T], None], every_s: float | None, *, as_json: bool) -> None:
@@ -382,7 +382,7 @@ class BrokerOptions:
             raise ConfigError(
                 "--scram needs a user name and a password",
                 option="--scram",
-                do="set --username and --password-file, or put both into the URL",
+                hint="set --username and --password-file, or put both into the URL",
             )
         proof = ScramAuthentication(username, password)
         return MqttCredentials(username=None, password=None, authentication=proof, tls=self._tls())
@@ -392,13 +392,13 @@ class BrokerOptions:
             raise ConfigError(
                 f"--username {username!r} is set without a password",
                 option="--username",
-                do="set --password-file (PENSTOCK_PASSWORD_FILE), or omit the user name if the broker has no users",
+                hint="set --password-file (PENSTOCK_PASSWORD_FILE), or omit the user name if the broker has no users",
             )
         if password is not None and username is None:
             raise ConfigError(
                 "--password-file is set without a user name",
                 option="--password-file",
-                do="set --username (PENSTOCK_USERNAME), or omit the password if the broker has no users",
+                hint="set --username (PENSTOCK_USERNAME), or omit the password if the broker has no users",
             )
 
     def _tls(self) -> TlsOptions | None:
@@ -430,20 +430,20 @@ class BrokerOptions:
             yield entered
 
     @asynccontextmanager
-    async def explained(self, do: str = _START) -> AsyncIterator[None]:
+    async def explained(self, hint: str = _START) -> AsyncIterator[None]:
         """Add a hint with command line options to errors of the connection."""
         try:
             yield
         except RefusedError as error:
             if error.code in _LOGIN_REFUSED and not error.needs_grant:  # CONNECT was refused, not a later request
-                error.do = _GRANT if error.code == _NOT_AUTHORIZED and self._identified else _LOG_IN
+                error.hint = _GRANT if error.code == _NOT_AUTHORIZED and self._identified else _LOG_IN
             raise
         except UnavailableError as error:
-            if error.do is not None and "penstock up" not in error.do:
+            if error.hint is not None and "penstock up" not in error.hint:
                 raise  # the error has a more specific hint: TLS, host name, another protocol
-            if do == _START and self.broker == DEFAULT:
-                do += IN_ANOTHER_DIRECTORY
-            raise UnavailableError(error.what, applied=False, why=error.why, do=do) from error
+            if hint == _START and self.broker == DEFAULT:
+                hint += IN_ANOTHER_DIRECTORY
+            raise UnavailableError(error.what, applied=False, why=error.why, hint=hint) from error
 
     @property
     def _identified(self) -> bool:

@@ -53,7 +53,7 @@ __all__ = [
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _COMMAND = re.compile(r"`[^`]*`|\bpenstock [a-z][^,;()]*")
 """Commands in texts: in backquotes, or up to the next punctuation."""
-_LABEL = re.compile(r" *(?:(?:why|do|hint): +)?")
+_LABEL = re.compile(r" *(?:(?:why|hint): +)?")
 
 Cell = str | int | float | bool | None
 
@@ -106,7 +106,7 @@ def print_reason(reason: Reason) -> None:
     if reason.why:
         out(fold("  why: ", escape(reason.why)) + "\n")
     if reason.hint:
-        out(fold("  do:  ", escape(reason.hint)) + "\n")
+        out(fold("  hint: ", escape(reason.hint)) + "\n")
 
 
 def escape(text: str) -> str:
@@ -276,7 +276,7 @@ def _cell_lines(cell: str, width: int) -> list[str]:
 
 
 def note(text: str) -> None:
-    """Print a note to standard error, on a terminal folded at its width; a line may begin with `why:` or `do:`."""
+    """Print a note to standard error, on a terminal folded at its width; a line may begin with `why:` or `hint:`."""
     if sys.stderr.isatty():
         columns = _columns(sys.stderr)
         text = "\n".join(_folded_line(line, columns) for line in text.split("\n"))

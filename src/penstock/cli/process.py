@@ -35,7 +35,9 @@ def run(args: Sequence[str], with_typer: Callable[[Sequence[str]], int]) -> int:
             raise
         _forget_output()
         print_error(
-            PenstockError("the output could not be written", why=error.strerror, do="free disk space and run it again")
+            PenstockError(
+                "the output could not be written", why=error.strerror, hint="free disk space and run it again"
+            )
         )
         return 1
     return status

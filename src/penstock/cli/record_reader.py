@@ -76,7 +76,7 @@ class LineSplitter:
             yield line.removesuffix(b"\r")
         if len(self._rest) > LARGEST:
             raise LocalProtocolError(
-                f"a line has more than {LARGEST} bytes", do="split it, or use another format: --format length"
+                f"a line has more than {LARGEST} bytes", hint="split it, or use another format: --format length"
             )
 
     def finish(self) -> Iterator[bytes]:
@@ -116,7 +116,7 @@ class LengthSplitter:
             raise LocalProtocolError(
                 f"the input ends after {have} of {size} bytes of a value",
                 why="each value follows its length",
-                do=_FORMAT,
+                hint=_FORMAT,
             )
         yield from ()
 
@@ -125,5 +125,5 @@ def _no_length(head: bytes) -> LocalProtocolError:
     return LocalProtocolError(
         f"the bytes {head.hex(' ')} are not a length up to {LARGEST}",
         why="each value follows its length: 4 bytes, big-endian",
-        do=_FORMAT,
+        hint=_FORMAT,
     )

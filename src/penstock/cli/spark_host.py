@@ -35,7 +35,7 @@ class HostProblem(NamedTuple):
 
     what: str
     why: str
-    do: str
+    hint: str
 
 
 class Machine(NamedTuple):
@@ -146,14 +146,14 @@ def _memory(machine: Machine) -> Iterator[HostProblem]:
         return
     available = int(found[1]) << 10
     if limit is not None and limit < NEEDED_BYTES:
-        what, do = f"the memory limit of this container is {limit >> 20:,} MiB", "raise the limit"
+        what, hint = f"the memory limit of this container is {limit >> 20:,} MiB", "raise the limit"
     elif available < NEEDED_BYTES:
-        what, do = f"{available >> 20:,} MiB of memory are available", "end other programs"
+        what, hint = f"{available >> 20:,} MiB of memory are available", "end other programs"
     else:
         return
     yield HostProblem(
         what,
         f"Spark's driver needs about {NEEDED_BYTES >> 20:,} MiB with its default heap, and the kernel ends it without "
         "a message if there is less",
-        f"{do}, or run pipelines on another machine",
+        f"{hint}, or run pipelines on another machine",
     )

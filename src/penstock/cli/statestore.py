@@ -206,13 +206,13 @@ def repair(
         raise StorageError(
             f"statestore: the system clock shows {utc(now_ms)}",
             why="versions are compared with it, and it is not set",
-            do="set the clock, then run this again",
+            hint="set the clock, then run this again",
         )
     if not (data_dir / "format.json").is_file():
         raise StorageError(
             f"{data_dir} is not a data directory of penstock: it has no format.json",
             path=str(data_dir),
-            do="set the data directory of the node: --data-dir DIR",
+            hint="set the data directory of the node: --data-dir DIR",
         )
     with DataDirectory(data_dir) as directory:
         found = repair_versions(directory.statestore, now_ms, apply=apply)

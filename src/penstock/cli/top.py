@@ -318,10 +318,10 @@ def top(
     """
     names = {each.title.lower(): each for each in VIEWS}
     if view not in names:
-        raise ConfigError(f"--view: got {view!r}", option="--view", do="use one of: " + ", ".join(names))
+        raise ConfigError(f"--view: got {view!r}", option="--view", hint="use one of: " + ", ".join(names))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
-            "penstock top needs a terminal", do="use penstock status --json, or penstock status --watch 5s"
+            "penstock top needs a terminal", hint="use penstock status --json, or penstock status --watch 5s"
         )
     api = node.connect()
     api.get("overview")  # an error here concerns the options of the command

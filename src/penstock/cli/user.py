@@ -152,11 +152,11 @@ def _check(users: dict[str, Credential], file: Path, user: str, *, new: bool) ->
     if new and user in users:
         raise RefusedError(
             f"user: {file} has a user '{escape(user)}' already",
-            do=f"change the password: penstock user update {escape(str(file))} {escape(user)}",
+            hint=f"change the password: penstock user update {escape(str(file))} {escape(user)}",
         )
     if not new and user not in users:
         raise RefusedError(
-            f"user: {file} has no user '{escape(user)}'", do=f"list the users: penstock user list {escape(str(file))}"
+            f"user: {file} has no user '{escape(user)}'", hint=f"list the users: penstock user list {escape(str(file))}"
         )
 
 
@@ -167,5 +167,5 @@ def _password(*, twice: bool) -> bytes:
         return password.encode()
     line = sys.stdin.buffer.readline(MOST_READ)
     if not line:
-        raise ConfigError("user: no password on standard input", option="stdin", do="write one line: printf %s ... |")
+        raise ConfigError("user: no password on standard input", option="stdin", hint="write one line: printf %s ... |")
     return line.removesuffix(b"\n").removesuffix(b"\r")

@@ -101,7 +101,7 @@ class EtcdClient:
 
     def __init__(self, endpoints: Sequence[str], login: Login = ANONYMOUS_LOGIN) -> None:
         if not endpoints:
-            raise ConfigError("etcd: no endpoints", option="endpoints", do="list host:port of every etcd member")
+            raise ConfigError("etcd: no endpoints", option="endpoints", hint="list host:port of every etcd member")
         for endpoint in endpoints:
             try:
                 parse_address(endpoint)
@@ -207,7 +207,7 @@ class EtcdClient:
             self._leave(endpoint)
             raise failure from error
         self._leave(endpoint)
-        raise UnavailableError(f"etcd {endpoint}: no answer to Lease/LeaseKeepAlive", do=CHECK_MEMBERS)
+        raise UnavailableError(f"etcd {endpoint}: no answer to Lease/LeaseKeepAlive", hint=CHECK_MEMBERS)
 
     def watch(self, requests: Iterator[pb.WatchRequest]) -> Watch:
         """Open a watch with ``requests``. Raises UnavailableError or RefusedError if the user cannot be
@@ -331,37 +331,37 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
     """Translate an error of gRPC: no answer, or a rejection with its remedy."""
     code, text = error.code(), error.details() or ""
     if code in _UNANSWERED:
-        why, do = text or code.name, CHECK_MEMBERS
+        why, hint = text or code.name, CHECK_MEMBERS
         if any(failure in text for failure in _TLS_FAILURES):
             why = f"the TLS handshake failed: {text}"
-            do = (
+            hint = (
                 "check that the member uses TLS, `cluster.tls.ca` and `server_name`, and that it accepts the client "
                 "certificate (`certificate`, `key`): with --client-cert-auth etcd needs one of its --trusted-ca-file"
             )
         elif text.endswith("Socket closed"):
-            do = f"set `cluster.tls` if the member uses TLS; otherwise {do}"
-        return EtcdUnavailableError(f"etcd {endpoint}: no answer to {method}", why=why, do=do)
+            hint = f"set `cluster.tls` if the member uses TLS; otherwise {hint}"
+        return EtcdUnavailableError(f"etcd {endpoint}: no answer to {method}", why=why, hint=hint)
     if "database space exceeded" in text:
-        do = (
+        hint = (
             "free space in etcd: etcdctl defrag --cluster, then etcdctl alarm disarm (without an active node first "
             "etcdctl compact REVISION); or start it with a larger --quota-backend-bytes"
         )
     elif code is grpc.StatusCode.PERMISSION_DENIED:
-        do = "grant the user a role with readwrite permission for the prefix of the cluster"
+        hint = "grant the user a role with readwrite permission for the prefix of the cluster"
     elif "authentication is not enabled" in text:
-        do = "remove `cluster.user` and `password_file`, or enable authentication: etcdctl auth enable"
+        hint = "remove `cluster.user` and `password_file`, or enable authentication: etcdctl auth enable"
     elif code is grpc.StatusCode.UNAUTHENTICATED or "authentication failed" in text or "user name is empty" in text:
-        do = "check user and password_file, or the name (CN) of the client certificate: etcdctl user list"
+        hint = "check user and password_file, or the name (CN) of the client certificate: etcdctl user list"
     elif "too large" in text or "larger than max" in text:
-        do = "start every etcd member with its default --max-request-bytes (1.5 MiB) or a larger one"
+        hint = "start every etcd member with its default --max-request-bytes (1.5 MiB) or a larger one"
     else:
-        do = "see the log of this etcd member"
+        hint = "see the log of this etcd member"
     return RefusedError(
         f"etcd {endpoint}: {method} was rejected: {text or code.name}",
         code=int(code.value[0]),
         text=text,
         peer=endpoint,
-        do=do,
+        hint=hint,
     )
 
 
@@ -370,7 +370,7 @@ def _credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
     if not tls.verify or tls.key_password is not None:
         option = "verify" if not tls.verify else "key_password"
         raise ConfigError(
-            f"etcd: {option} is not supported", option=option, do="use a CA file and a key without a password"
+            f"etcd: {option} is not supported", option=option, hint="use a CA file and a key without a password"
         )
 
     def content(path: str | Path | None) -> bytes | None:

@@ -102,7 +102,7 @@ def _damaged(what: str) -> StorageError:
     return StorageError(
         f"etcd: {what} is damaged",
         why="its checksum is wrong: another program wrote the key, or the database of etcd is damaged",
-        do="restore etcd from a backup, or start from the data directory of the node that was active last",
+        hint="restore etcd from a backup, or start from the data directory of the node that was active last",
     )
 
 

@@ -80,5 +80,5 @@ def _restored(name: str, before: str, head: Head | None, position: LogPosition) 
         f"{name}: {before}, and etcd has {end}"
         + ("" if head is None or head.identity == position.identity else " of another cluster"),
         why="etcd was restored from a backup or emptied",
-        do=RESTORED,
+        hint=RESTORED,
     )

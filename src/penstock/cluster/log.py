@@ -169,7 +169,7 @@ def _complete(client: EtcdClient, keys: LogKeys, frame: CommitFrame) -> CommitFr
         raise StorageError(
             f"etcd: commit {frame.sequence} is damaged",
             why="one of its parts is missing or damaged",
-            do="restore etcd from a backup, or start from the data directory of the node that was active last",
+            hint="restore etcd from a backup, or start from the data directory of the node that was active last",
         )
     return frame._replace(parts=0, body=bytes(body))
 
@@ -178,7 +178,7 @@ def _missing(sequence: int, found: int | None) -> MissingCommitsError:
     return MissingCommitsError(
         f"etcd: commit {sequence} is not in the log" + ("" if found is None else f", which continues with {found}"),
         why="etcd has deleted commits that this node lacks: it is new, or was stopped for long",
-        do="wait: this node loads a snapshot from the active node; if no node is active, start the one that was last",
+        hint="wait: this node loads a snapshot from the active node; if no node is active, start the one that was last",
     )
 
 
@@ -382,7 +382,7 @@ class EtcdLog(CommitLog):
             frames = list(read_frames(self._client, self.keys, first, last))
         except (UnavailableError, RefusedError) as error:
             raise StorageError(
-                f"{self.name}: the log in etcd cannot be read", why=_reason(error), do=error.do or "check etcd"
+                f"{self.name}: the log in etcd cannot be read", why=_reason(error), hint=error.hint or "check etcd"
             ) from error
         self._position = LogPosition(identity, 0, last)
         self._count(first, frames)
@@ -408,7 +408,7 @@ class EtcdLog(CommitLog):
         return StorageError(
             f"{self.name}: the data directory does not continue the log in etcd: {what}",
             why="etcd was restored from a backup or emptied, or the directory belongs to another cluster",
-            do=RESTORED,
+            hint=RESTORED,
         )
 
     def start(self, released: int | None = None) -> None:
@@ -435,7 +435,7 @@ class EtcdLog(CommitLog):
             answer = self._client.call("KV/Txn", request, pb.TxnResponse)
         except (UnavailableError, RefusedError) as error:
             raise StorageError(
-                f"{self.name}: the log in etcd cannot be started", why=_reason(error), do=error.do or "check etcd"
+                f"{self.name}: the log in etcd cannot be started", why=_reason(error), hint=error.hint or "check etcd"
             ) from error
         if answer.succeeded:
             started = head._replace(revision=answer.header.revision)
@@ -534,8 +534,8 @@ class EtcdLog(CommitLog):
     def _refused(self, error: RefusedError) -> StorageError:
         if is_full(error):
             self._logs.is_full(error)
-            return OutOfSpaceError(f"{self.name}: etcd is full, commits wait", why=_reason(error), do=error.do)
-        return StorageError(f"{self.name}: etcd rejected a commit", why=_reason(error), do=error.do)
+            return OutOfSpaceError(f"{self.name}: etcd is full, commits wait", why=_reason(error), hint=error.hint)
+        return StorageError(f"{self.name}: etcd rejected a commit", why=_reason(error), hint=error.hint)
 
     def _wait_for_room(self) -> None:
         with self._room:
@@ -543,7 +543,7 @@ class EtcdLog(CommitLog):
                 raise OutOfSpaceError(
                     f"{self.name}: the log in etcd has no room, commits wait",
                     why=f"its commits have {self._retention.stored_bytes} bytes, and LMDB does not contain them yet",
-                    do="check the disk of the data directory; commits then continue automatically",
+                    hint="check the disk of the data directory; commits then continue automatically",
                 )
 
     def release(self, sequence: int) -> None:
@@ -588,7 +588,7 @@ def _fenced() -> FencedError:
     return FencedError(
         "cluster: this node is not active any more",
         why="its leadership ended: the lease expired, or it was handed over",
-        do="it restarts as a standby; clients connect to the active node",
+        hint="it restarts as a standby; clients connect to the active node",
     )
 
 

@@ -60,10 +60,10 @@ class StandbyLog(CommitLog):
                 head = read_head(self._client, self._keys)
             except (UnavailableError, RefusedError) as error:
                 raise StorageError(
-                    f"{self._name}: the log in etcd cannot be read", why=error.what, do=error.do or "check etcd"
+                    f"{self._name}: the log in etcd cannot be read", why=error.what, hint=error.hint or "check etcd"
                 ) from error
             if head is None:
-                raise StorageError(f"{self._name}: etcd has no log to follow", do="start the active node first")
+                raise StorageError(f"{self._name}: etcd has no log to follow", hint="start the active node first")
             applied = LogPosition(head.identity, 0, 0)
         self.position = applied
         self.released = applied.sequence
@@ -188,7 +188,7 @@ class Standby:
                 raise StorageError(
                     f"{name}: commit {frame.sequence} was received after commit {log.position.sequence}",
                     why="commits between them are missing, which is a defect of penstock",
-                    do="restart this node, and report the defect",
+                    hint="restart this node, and report the defect",
                 )
             while True:
                 try:

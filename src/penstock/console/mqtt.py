@@ -61,7 +61,7 @@ class MqttViews:
             "limited": lambda session: bool(self._limits(session)),
         }
         if state not in states:
-            raise LocalProtocolError(f"state={state!r}", do=f"use one of: {', '.join(filter(None, states))}")
+            raise LocalProtocolError(f"state={state!r}", hint=f"use one of: {', '.join(filter(None, states))}")
         return await self._pages.page(
             list(self._server.broker.sessions.values()),
             query,
@@ -106,7 +106,7 @@ class MqttViews:
             validate_topic_filter(topic_filter)
         except ProtocolError as error:
             raise LocalProtocolError(
-                f"filter={topic_filter!r}: {error.what}", do="use a topic filter, such as #"
+                f"filter={topic_filter!r}: {error.what}", hint="use a topic filter, such as #"
             ) from None
         broker, now = self._server.broker, self._server.now()
         return await self._pages.page(

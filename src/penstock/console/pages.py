@@ -62,7 +62,7 @@ class PageQuery:
     def __post_init__(self) -> None:
         """Check the limit. Raises LocalProtocolError."""
         if not 1 <= self.limit <= MAX_LIMIT:
-            raise LocalProtocolError(f"limit={self.limit}", do=f"use a number from 1 to {MAX_LIMIT}")
+            raise LocalProtocolError(f"limit={self.limit}", hint=f"use a number from 1 to {MAX_LIMIT}")
 
 
 def encode_cursor(*values: Value) -> str:
@@ -87,7 +87,7 @@ def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Value]:
     ):
         raise LocalProtocolError(
             f"after={cursor[:80]!r} is not a cursor of this list",
-            do="use the value of `next` in the previous page, with the same `sort`",
+            hint="use the value of `next` in the previous page, with the same `sort`",
         )
     return found
 
@@ -124,7 +124,7 @@ class Pages:
         value = columns.get(column)
         if value is None:
             raise LocalProtocolError(
-                f"sort={query.sort!r}", do=f"use one of: {', '.join(columns)}; -NAME for descending"
+                f"sort={query.sort!r}", hint=f"use one of: {', '.join(columns)}; -NAME for descending"
             )
         last: tuple[Value, str] | None = None
         if query.after is not None:
@@ -155,7 +155,7 @@ class Pages:
                         beyond = _order(best[-1])
                     await self.pause()
         except TypeError as error:
-            raise LocalProtocolError("the cursor is of another column", do="use it with the same `sort`") from error
+            raise LocalProtocolError("the cursor is of another column", hint="use it with the same `sort`") from error
         best = choose(query.limit + 1, best, key=_order)
         rows = best[: query.limit]
         more = encode_cursor(rows[-1][0], rows[-1][1]) if len(best) > query.limit else None

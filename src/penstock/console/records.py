@@ -245,14 +245,14 @@ class RecordViews:
         if query.partition is None and len(stores) > MAX_PARTITIONS:
             raise LocalProtocolError(
                 f"topic {topic!r} has {len(stores)} partitions, of which {MAX_PARTITIONS} can be shown together",
-                do="choose one: partition=N",
+                hint="choose one: partition=N",
             )
         if query.partition is not None and query.partition not in stores:
             raise LocalProtocolError(
-                f"topic {topic!r} has no partition {query.partition}", do="use a partition of the topic's page"
+                f"topic {topic!r} has no partition {query.partition}", hint="use a partition of the topic's page"
             )
         if query.start == "offset" and query.partition is None:
-            raise LocalProtocolError("an offset belongs to one partition", do="choose one: partition=N")
+            raise LocalProtocolError("an offset belongs to one partition", hint="choose one: partition=N")
         chosen = stores if query.partition is None else {query.partition: stores[query.partition]}
         return [
             _Range(store, number, _start(store, query), store.durable_end, older=query.start == "newest")
@@ -353,7 +353,7 @@ def _start(store: LogStore, query: RecordQuery) -> int:
         raise LocalProtocolError(
             f"at={query.at} is not an offset of the partition",
             why=f"offsets are multiples of {INDEX_RECORD_BYTES}, here up to {store.durable_end}",
-            do="use an offset that a record, a group or the topic's page shows",
+            hint="use an offset that a record, a group or the topic's page shows",
         )
     return query.at
 
@@ -366,7 +366,7 @@ def _continued(stores: dict[int, LogStore | None], cursor: str) -> list[_Range]:
         found = _RANGE.fullmatch(each)
         number, start, stop = map(int, found.groups()) if found is not None else (-1, 0, 0)
         if number not in stores or direction not in {"newer", "older"} or len(ranges) >= MAX_PARTITIONS:
-            raise LocalProtocolError("the cursor is not one of this list", do="use the value of `next` or `newer`")
+            raise LocalProtocolError("the cursor is not one of this list", hint="use the value of `next` or `newer`")
         if (store := stores[number]) is not None:
             end = store.durable_end
             stop = min(stop, end) if stop else end

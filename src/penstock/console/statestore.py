@@ -93,7 +93,7 @@ def pattern_of(prefix: str, text: str) -> bytes:
     """
     pattern = _quoted(prefix) + b"*" + (_quoted(text) + b"*" if text else b"")
     if len(pattern) > MAX_PATTERN:
-        raise LocalProtocolError("the prefix or the text is too long", do=f"use at most {MAX_PATTERN // 3} bytes")
+        raise LocalProtocolError("the prefix or the text is too long", hint=f"use at most {MAX_PATTERN // 3} bytes")
     return pattern
 
 
@@ -112,4 +112,4 @@ def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise LocalProtocolError("the cursor is not one of this list", do="use the value of `next`") from None
+        raise LocalProtocolError("the cursor is not one of this list", hint="use the value of `next`") from None

@@ -241,13 +241,13 @@ class TubeViews:
         if to not in {"earliest", "latest"} and not any(each.fullmatch(to) for each in (_TIME, _SHIFT, _EXACT)):
             raise LocalProtocolError(
                 f"to={to[:40]!r}",
-                do="use earliest, latest, a time in ms since 1970, -N or +N records (in a URL %2BN), or offset:N",
+                hint="use earliest, latest, a time in ms since 1970, -N or +N records (in a URL %2BN), or offset:N",
             )
         if _EXACT.fullmatch(to) and (topic is None or partition is None):
             raise LocalProtocolError(
                 f"to={to!r} without one partition",
                 why="each partition has its own offsets",
-                do="set topic and partition",
+                hint="set topic and partition",
             )
         # Not those of the lags: these may be older than the last commit of the group.
         keys = [
@@ -275,7 +275,7 @@ class TubeViews:
                 raise RefusedError(
                     f"the offsets of group {name!r} changed meanwhile",
                     why="another request reset them, or a member committed its own",
-                    do="preview the reset again",
+                    hint="preview the reset again",
                 )
             for move in moves:
                 self._broker.engine.offsets.set((name, move.topic, move.partition), move.to_offset)
@@ -338,13 +338,13 @@ class TubeViews:
             raise RefusedError(
                 f"group {name!r} belongs to a pipeline or Spark query",
                 why="it continues from its checkpoint; the offsets of the group are published for information",
-                do="process records again with penstock pipeline run --from, or a new checkpoint",
+                hint="process records again with penstock pipeline run --from, or a new checkpoint",
             )
         if count := self._count(name):
             raise RefusedError(
                 f"group {name!r} has {count} member{'s' if count > 1 else ''}",
                 why="messages that they have fetched would be added to the new offsets",
-                do="stop them first",
+                hint="stop them first",
             )
 
     # Private
@@ -536,6 +536,6 @@ def _stored(store: LogStore, offset: int) -> int:
         raise LocalProtocolError(
             f"offset {offset} is not stored",
             why=f"offsets are multiples of {INDEX_RECORD_BYTES} from {store.min_offset} to {store.durable_end}",
-            do="choose one of them",
+            hint="choose one of them",
         )
     return offset

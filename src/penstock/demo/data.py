@@ -117,7 +117,9 @@ def example(name: str, *, of: str = "water") -> Path:
     for directory in (package / "examples" / of, package.parents[1] / "examples" / of):
         if (directory / name).is_file():
             return directory / name
-    raise ConfigError(f"examples/{of}/{name} is not installed", do="install penstock from its wheel or a full checkout")
+    raise ConfigError(
+        f"examples/{of}/{name} is not installed", hint="install penstock from its wheel or a full checkout"
+    )
 
 
 def read(path: Path) -> list[Reading]:

@@ -86,7 +86,7 @@ class TelemetrySender:
                     f"message {message.id!r} on MQTT topic {self._topic!r} has no receiver",
                     code=NO_SUBSCRIBERS,
                     why="the node has no rule for water/+/flow",
-                    do="start it with examples/water/penstock.yaml, or let the demo start a node",
+                    hint="start it with examples/water/penstock.yaml, or let the demo start a node",
                 )
             self.acknowledged.append(message.id)
         finally:
@@ -211,7 +211,7 @@ class _DemoRun:
                 raise ConfigError(
                     error.what,
                     why="the node has no rule for water/+/flow",
-                    do=f"start it with --config {data.example('penstock.yaml')}, or leave out --attach",
+                    hint=f"start it with --config {data.example('penstock.yaml')}, or leave out --attach",
                 ) from error
         await self.stack.start_driver()
 
@@ -311,7 +311,7 @@ class _DemoRun:
         while not condition():
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"waited {LONGEST_STEP_S:g} s for {text}", do=f"see the logs in {self.stack.options.directory}"
+                    f"waited {LONGEST_STEP_S:g} s for {text}", hint=f"see the logs in {self.stack.options.directory}"
                 )
             await asyncio.sleep(POLL_S)
 

@@ -110,7 +110,7 @@ class Child:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []
         said = "\n       ".join(lines[-TAIL_LINES:]) or "it printed no error"
         return UnavailableError(
-            f"the {self.name} ended with status {status}", applied=None, why=said, do=f"see {self._log}"
+            f"the {self.name} ended with status {status}", applied=None, why=said, hint=f"see {self._log}"
         )
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
@@ -279,7 +279,7 @@ class Stack:
                 raise child.failure()
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"waited {START_S:g} s for {text}", do=f"see the logs in {self.options.directory}"
+                    f"waited {START_S:g} s for {text}", hint=f"see the logs in {self.options.directory}"
                 )
             await asyncio.sleep(POLL_S / 2)
 

@@ -348,7 +348,7 @@ class ListenerAccess:
             self._stats.refused_policy += 1
             _log.info(
                 "not allowed to connect: client %r, %s, from %s on %s: no rule of the policies permits Connect; "
-                "do: grant it in the policy file, then SIGHUP",
+                "hint: grant it in the policy file, then SIGHUP",
                 credentials.client_id,
                 _identity(principal),
                 credentials.origin.address,

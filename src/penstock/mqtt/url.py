@@ -60,7 +60,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
     """
     given: object = url
     if not isinstance(given, str):
-        raise ConfigError(f"broker URL {given!r:.60} is not text", option="broker", do="write 'mqtt://HOST:PORT'")
+        raise ConfigError(f"broker URL {given!r:.60} is not text", option="broker", hint="write 'mqtt://HOST:PORT'")
     try:
         parts = urlsplit(url if "://" in url or "@" in url else f"mqtt://{url}")
         host, port = parts.hostname, parts.port
@@ -72,7 +72,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
         raise ConfigError(
             f"broker URL {without_secret(url)!r} cannot be used",
             option="broker",
-            do="write HOST:PORT, mqtt://HOST, mqtts://HOST:PORT, ws://HOST:PORT/PATH or wss://HOST:PORT/PATH",
+            hint="write HOST:PORT, mqtt://HOST, mqtts://HOST:PORT, ws://HOST:PORT/PATH or wss://HOST:PORT/PATH",
         )
     _check_host(host)
     return BrokerUrl(
@@ -112,12 +112,14 @@ def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
         return BrokerUrl("mqtts" if tls else "mqtt", host, port or _PORTS["mqtts" if tls else "mqtt"])
     url = parse_broker_url(host)
     if port is not None:
-        raise ConfigError("mqtt: a URL and a port exclude each other", option="port", do="write the port into the URL")
+        raise ConfigError(
+            "mqtt: a URL and a port exclude each other", option="port", hint="write the port into the URL"
+        )
     if tls and not url.tls:
         raise ConfigError(
             f"mqtt: {url.scheme}://{url.authority} has no TLS",
             option="tls",
-            do=f"write {url.scheme}s:// instead of {url.scheme}://",
+            hint=f"write {url.scheme}s:// instead of {url.scheme}://",
         )
     return url
 
@@ -128,5 +130,5 @@ def _check_host(host: str) -> None:
             f"broker: {host!r} is not a host name",
             option="broker",
             why="the parts of a name between its dots have 1 to 63 characters",
-            do="correct the address",
+            hint="correct the address",
         )

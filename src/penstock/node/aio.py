@@ -63,7 +63,7 @@ def prepare(config: NodeConfig, now: datetime | None = None) -> AioFiles:
                 f"the files of the profile aio in {files.directory} cannot be used",
                 path=str(files.directory),
                 why=str(error),
-                do=f"delete {files.directory}: the next start creates it again, with another authority and token",
+                hint=f"delete {files.directory}: the next start creates it again, with another authority and token",
             ) from error
     return files
 

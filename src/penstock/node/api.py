@@ -187,7 +187,7 @@ class _Api:
     async def events(self, request: Request, _caller: Caller) -> object:
         least = request.query_params.get("level", "info")
         if least not in {"info", "warning", "error"}:
-            raise LocalProtocolError(f"level={least!r}", do="use info, warning or error")
+            raise LocalProtocolError(f"level={least!r}", hint="use info, warning or error")
         ring = self._console.events
         return {"rows": ring.since(number_of(request, "since", 0), _limit(request), least=least), "number": ring.number}
 
@@ -222,7 +222,7 @@ class _Api:
     async def set_log_level(self, request: Request, caller: Caller) -> object:
         part, text = request.path_params["part"], request.query_params.get("level", "")
         if text != _INHERITED and text not in set(LogLevel):
-            raise LocalProtocolError(f"level={text[:80]!r}", do=f"use one of {', '.join(LogLevel)}, {_INHERITED}")
+            raise LocalProtocolError(f"level={text[:80]!r}", hint=f"use one of {', '.join(LogLevel)}, {_INHERITED}")
         wanted = None if text == _INHERITED else LogLevel(text)
         check_level(part, wanted)
         await self._access.record("set_log_level", caller, {"part": part, "level": text})
@@ -298,7 +298,7 @@ class _Api:
         views = _available(self._console.statestore)
         asked = {name: request.query_params[name] for name in ("key", "prefix") if request.query_params.get(name)}
         if len(asked) != 1:
-            raise LocalProtocolError("key-changes needs a key or a prefix", do="add ?key=KEY or ?prefix=PREFIX")
+            raise LocalProtocolError("key-changes needs a key or a prefix", hint="add ?key=KEY or ?prefix=PREFIX")
         ((kind, name),) = asked.items()
         name, key = _decoded_key(request, name)
         watching = self._clients.watch(_acting(caller), key, views, prefix=kind == "prefix")
@@ -366,7 +366,7 @@ class _Api:
         self._check_records(name, caller)
         start = params.get("from", "newest")
         if start not in _STARTS:
-            raise LocalProtocolError(f"from={start[:40]!r}", do=f"use {', '.join(_STARTS)}")
+            raise LocalProtocolError(f"from={start[:40]!r}", hint=f"use {', '.join(_STARTS)}")
         partition = number_of(request, "partition", 0, 0, 1 << 31) if "partition" in params else None
         wanted = {each: params.get(each, "") for each in ("key", "attribute", "json")} | {"text": params.get("q", "")}
         query = RecordQuery(
@@ -664,7 +664,7 @@ def _properties(request: Request) -> Properties:
     try:
         correlation = bytes.fromhex(params.get("correlation", ""))
     except ValueError:
-        raise LocalProtocolError("correlation: the Correlation Data are not hexadecimal", do="use 0-9, a-f") from None
+        raise LocalProtocolError("correlation: the Correlation Data are not hexadecimal", hint="use 0-9, a-f") from None
     return Properties(
         payload_format_indicator=1 if _flag(request, "text") else None,
         message_expiry_interval=number_of(request, "expiry_s", 0, 0, (1 << 32) - 1) or None,
@@ -679,7 +679,7 @@ def _token(request: Request) -> Hlc | None:
     text = request.query_params.get("fencing_token", "")
     found = parse(text) if text else None
     if text and found is None:
-        raise LocalProtocolError(f"fencing_token={text[:80]!r}", do="use a version: MILLISECONDS:COUNTER:NODE")
+        raise LocalProtocolError(f"fencing_token={text[:80]!r}", hint="use a version: MILLISECONDS:COUNTER:NODE")
     return found
 
 
@@ -732,7 +732,7 @@ def _export(kind: str, first: object, read: Callable[[str], Awaitable[object]]) 
         LocalProtocolError: the format is not known, or the response is not a list.
     """
     if kind not in _FORMATS or not isinstance(first, Page | RecordPage):
-        raise LocalProtocolError(f"format={kind!r}", do="use csv or ndjson, for a list with pages")
+        raise LocalProtocolError(f"format={kind!r}", hint="use csv or ndjson, for a list with pages")
 
     async def lines() -> AsyncIterator[bytes]:
         page: Any = first
@@ -812,11 +812,11 @@ def _decoded_key(request: Request, name: str) -> tuple[str, bytes]:
     if encoding == "text":
         return name, name.encode()
     if encoding != "base64":
-        raise LocalProtocolError(f"encoding={encoding[:40]!r}", do="use text or base64")
+        raise LocalProtocolError(f"encoding={encoding[:40]!r}", hint="use text or base64")
     try:
         return f"base64:{name}", base64.b64decode(name, validate=True)
     except ValueError:
-        raise LocalProtocolError(f"key {name[:40]!r} is not base64", do="leave out encoding=base64") from None
+        raise LocalProtocolError(f"key {name[:40]!r} is not base64", hint="leave out encoding=base64") from None
 
 
 def _query(request: Request) -> PageQuery:

@@ -205,5 +205,5 @@ def number_of(request: Request, name: str, default: int, least: int = 0, most: i
     if text is None:
         return default
     if not text.isascii() or not text.isdigit() or len(text) > 16 or not least <= int(text) <= most:
-        raise LocalProtocolError(f"{name}={text[:40]!r}", do=f"use a number from {least} to {most}")
+        raise LocalProtocolError(f"{name}={text[:40]!r}", hint=f"use a number from {least} to {most}")
     return int(text)

@@ -171,14 +171,14 @@ class Backups:
                 "another backup of this node is running",
                 code=409,
                 why="in a cluster also while a member loads a snapshot",
-                do="wait for its end",
+                hint="wait for its end",
             )
         if problems := self._problems():
             raise RefusedError(
                 "the node is not ready, so a backup would not be complete",
                 code=409,
                 why=problems[0],
-                do="correct the cause; or stop the node and back up its directory",
+                hint="correct the cause; or stop the node and back up its directory",
             )
         self._task = asyncio.current_task()
         self._ended.clear()
@@ -409,7 +409,7 @@ async def _paused(queues: Sequence[CommitQueue[Any]]) -> AsyncIterator[None]:
                 "the backup was ended: commits of the node did not end in time",
                 applied=False,
                 why=waiting[0] if waiting else f"the disk took more than {_PAUSE_S:g} s",
-                do="free disk space, or try again when the disk is less busy",
+                hint="free disk space, or try again when the disk is less busy",
             ) from None
         for queue in queues:
             if queue.failure is not None:
@@ -495,7 +495,7 @@ def _changed(file: _File) -> StorageError:
         f"the backup was ended: {file.path} was removed or cut meanwhile",
         path=str(file.path),
         why="another program changed the data directory, or its topic was deleted and created again",
-        do="run the backup again",
+        hint="run the backup again",
     )
 
 
@@ -503,7 +503,7 @@ def _unreadable(file: _File, error: OSError) -> StorageError:
     return StorageError(
         f"the backup was ended: {file.path} cannot be read: {error.strerror}",
         path=str(file.path),
-        do="check the disk; the reason is in the kernel's log",
+        hint="check the disk; the reason is in the kernel's log",
     )
 
 
@@ -530,7 +530,7 @@ def locked_directory(path: Path) -> Iterator[Path]:
             f"{path} is not a data directory of penstock",
             path=str(path),
             why="it has neither format.json nor tube" if path.is_dir() else "it does not exist",
-            do="set the data directory of a node, by default ./penstock-data",
+            hint="set the data directory of a node, by default ./penstock-data",
         )
     with ExitStack() as parts:
         if (path / "format.json").is_file():

@@ -142,7 +142,7 @@ def find_backup(path: Path) -> Path:
             f"{path} contains no backup",
             path=str(path),
             why=f"neither it nor a directory in it has a {MANIFEST}" if path.is_dir() else "it is not a directory",
-            do="set the directory of `penstock backup DIR`, or one of the backups in it",
+            hint="set the directory of `penstock backup DIR`, or one of the backups in it",
         )
     return found[-1]
 
@@ -162,7 +162,7 @@ def read_manifest(backup: Path) -> Manifest:
                 f"{backup} has backup format {version}, this version reads up to {_ENCRYPTED_FORMAT}",
                 path=str(path),
                 why=f"penstock {stored.get('version')} wrote it",
-                do="restore it with that version",
+                hint="restore it with that version",
             )
         if stored["sha256"] != _digest(stored):
             raise ValueError("its checksum does not match")
@@ -182,7 +182,7 @@ def read_manifest(backup: Path) -> Manifest:
             f"{path} is damaged",
             path=str(path),
             why=str(error) or repr(error),
-            do="use another backup in the directory",
+            hint="use another backup in the directory",
         ) from error
 
 
@@ -228,7 +228,7 @@ class BackupReceiver:
                 f"{directory} is not a directory of backups",
                 path=str(directory),
                 why="it contains other files",
-                do="choose an empty or a new directory",
+                hint="choose an empty or a new directory",
             )
         self._lock = DirectoryLock(directory, "directory of backups")
         for rest in directory.glob(f"*{_PARTIAL}"):
@@ -283,7 +283,7 @@ class BackupReceiver:
             if (name := header.get("file")) is not None:
                 self._write(_checked_name(name), header["at"], header["crc"], item.payload)
             elif (error := header.get("error")) is not None:
-                raise RefusedError(str(error.get("what")), code=0, why=error.get("why"), do=error.get("hint"))
+                raise RefusedError(str(error.get("what")), code=0, why=error.get("why"), hint=error.get("hint"))
             elif "end" in header:
                 if header.get("crc") not in (None, checksum_of(header["end"])):  # None: of an earlier version
                     raise RemoteProtocolError("the backup stream is damaged at its end")
@@ -447,7 +447,7 @@ def restore(
             f"{target} is not empty",
             path=str(target),
             why="a restore into existing data would mix two states",
-            do=f"move it away first: mv {target} {target}.old",
+            hint=f"move it away first: mv {target} {target}.old",
         )
     check_identities(manifest, identities)
     if damaged := verify(manifest, progress=progress):
@@ -456,7 +456,7 @@ def restore(
             + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""),
             path=damaged[0].partition(": ")[0],
             why="the files changed after they were written",
-            do="restore another backup",
+            hint="restore another backup",
         )  # fmt: skip
     try:
         DirectFiles().make_dir(target)
@@ -481,7 +481,7 @@ def check_identities(manifest: Manifest, identities: Sequence[Identity]) -> None
             f"{manifest.path} is encrypted",
             path=str(manifest.path),
             why=f"to {keys}",
-            do="set the file with its secret key: --identity-file FILE",
+            hint="set the file with its secret key: --identity-file FILE",
         )
     name, file = min(manifest.files.items(), key=lambda item: item[1].stored_bytes)
     path = manifest.path_of(name)
@@ -498,7 +498,7 @@ def check_identities(manifest: Manifest, identities: Sequence[Identity]) -> None
             f"the key does not decrypt {manifest.path}",
             path=str(path),
             why=f"it is encrypted to {keys}",
-            do="set the file with the secret key of one of them: --identity-file FILE",
+            hint="set the file with the secret key of one of them: --identity-file FILE",
         ) from error
 
 
@@ -562,7 +562,7 @@ def _check_versions(manifest: Manifest) -> None:
             f"{manifest.path} cannot be restored by this version",
             path=str(manifest.path),
             why=f"penstock {manifest.version} wrote it: {newer}",
-            do=f"restore it with penstock {manifest.version}",
+            hint=f"restore it with penstock {manifest.version}",
         )
 
 
@@ -574,7 +574,7 @@ def _check_space(target: Path, manifest: Manifest) -> None:
             f"{target} has no space for the restore, which needs {(needed >> 20) + 1} MiB",
             path=str(target),
             why=free_space_text(target),
-            do="free space, or restore to another file system",
+            hint="free space, or restore to another file system",
         )
 
 
@@ -663,5 +663,5 @@ def _cannot_write(directory: Path, error: OSError) -> PenstockError:
         f"{error.filename or directory} cannot be written: {error.strerror or error}",
         path=str(error.filename or directory),
         why=free_space_text(directory) if full else None,
-        do="free space, or choose another directory" if full else "choose a directory that this user may write",
+        hint="free space, or choose another directory" if full else "choose a directory that this user may write",
     )

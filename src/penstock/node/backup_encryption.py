@@ -64,7 +64,7 @@ def read_recipients(path: Path) -> Recipients:
             raise ConfigError(
                 f"{path} contains a secret key in line {number}",
                 why="a backup is encrypted to public keys, and the host that backs up should not have the secret one",
-                do="set the file with the public key, which `penstock keygen` prints",
+                hint="set the file with the public key, which `penstock keygen` prints",
             )
         # Without the comment of a key of SSH.
         name = " ".join(line.split()[:2]) if line.startswith("ssh-") else line
@@ -74,10 +74,12 @@ def read_recipients(path: Path) -> Recipients:
             raise ConfigError(
                 f"line {number} of {path} is not a public key: {_short(line)!r}",
                 why=str(error),
-                do="it begins with age1, ssh-ed25519 or ssh-rsa; plugins of age are not supported",
+                hint="it begins with age1, ssh-ed25519 or ssh-rsa; plugins of age are not supported",
             ) from error
     if not found:
-        raise ConfigError(f"{path} contains no public key", do="create a key: penstock keygen backup.key > backup.pub")
+        raise ConfigError(
+            f"{path} contains no public key", hint="create a key: penstock keygen backup.key > backup.pub"
+        )
     return Recipients(tuple(sorted(found)), list(found.values()))
 
 
@@ -94,7 +96,7 @@ def read_identities(path: Path) -> list[Identity]:
     if content.lstrip().startswith(_ENCRYPTED):  # before it is decoded: such a file can be binary
         raise ConfigError(
             f"{path} is encrypted with a passphrase",
-            do=f"pass it through a pipe: age --decrypt {path} | penstock restore --identity-file /dev/stdin ...",
+            hint=f"pass it through a pipe: age --decrypt {path} | penstock restore --identity-file /dev/stdin ...",
         )
     text = _text(path, content)
     try:
@@ -106,7 +108,7 @@ def read_identities(path: Path) -> list[Identity]:
                 raise ConfigError(
                     f"line {number} of {path} is not a secret key",
                     why="it is a public key, which encrypts only" if line.startswith(("age1", "ssh-")) else None,
-                    do=f"set the file that `penstock keygen` created: its key begins with {_SECRET}",
+                    hint=f"set the file that `penstock keygen` created: its key begins with {_SECRET}",
                 )
             found.append(x25519.Identity.from_str(line))
     except IdentityError as error:
@@ -142,7 +144,7 @@ def create_identity(path: Path) -> str:
         raise StorageError(
             f"{path} cannot be created: {error.strerror}",
             path=str(path),
-            do="choose another name: a backup cannot be restored without its key"
+            hint="choose another name: a backup cannot be restored without its key"
             if isinstance(error, FileExistsError)
             else None,
         ) from error
@@ -272,7 +274,7 @@ def decrypt(path: Path, descriptor: int, identities: Sequence[Identity]) -> None
                     f"{path} cannot be decrypted",
                     path=str(path),
                     why=f"age: {error}",
-                    do="set the key of one of its recipients, or use another backup if the file is damaged",
+                    hint="set the key of one of its recipients, or use another backup if the file is damaged",
                 ) from error
     if out.error is not None:
         raise out.error

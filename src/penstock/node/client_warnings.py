@@ -145,7 +145,7 @@ class ClientWarnings:
             done = "dropped" if incident.kind == QUEUE_FULL else "refused"
             return PenstockError(
                 f"queue of {client} is full: {total} message{_s(total)} {done} {since}",
-                do="find out why it reads slowly or is offline, or raise mqtt.limits.max_queued_messages or "
+                hint="find out why it reads slowly or is offline, or raise mqtt.limits.max_queued_messages or "
                 "max_queued_bytes",
             )
         if incident.kind == RATE_LIMITED:
@@ -153,26 +153,26 @@ class ClientWarnings:
             action = _RATE_ACTIONS[self._limits.rate_limit_action]
             return PenstockError(
                 f"{client} publishes above max_publish_rate: {action} for {total} message{_s(total)} {since}",
-                do="find out why it sends so much, or raise the limit",
+                hint="find out why it sends so much, or raise the limit",
             )
         if incident.kind == TUBE_DENIED:
             user = "further users" if incident.client_id == OTHERS else incident.client_id
             grant = incident.detail or "the permission"
             return PenstockError(
                 f"{total} TubeMQ request{_s(total)} of {user} denied by the policies {since}",
-                do=f"if needed, grant {grant} to {user} in the policy file, then SIGHUP",
+                hint=f"if needed, grant {grant} to {user} in the policy file, then SIGHUP",
             )
         if incident.kind == STORE_DENIED:
             grant = incident.detail or "Read or Write on its keys"
             return PenstockError(
                 f"{total} state store command{_s(total)} of {client} denied by the policies {since}",
-                do=f"if it needs them, grant {grant} in the policy file, then SIGHUP",
+                hint=f"if it needs them, grant {grant} in the policy file, then SIGHUP",
             )
         what, permission = _DENIALS[incident.kind]
         topic = f", last for {incident.detail!r}" if incident.detail else ""
         return PenstockError(
             f"{total} {what}{_s(total)} of {client} denied by the policies {since}{topic}",
-            do=f"if it needs them, grant {permission} on the topic in the policy file, then SIGHUP",
+            hint=f"if it needs them, grant {permission} on the topic in the policy file, then SIGHUP",
         )
 
 

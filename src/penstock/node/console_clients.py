@@ -335,7 +335,7 @@ class ConsoleClients:
                 await client.subscribe(Subscription(topic_filter, qos=0, retain_as_published=True))
             except RefusedError as error:
                 if error.needs_grant and set(topic_filter) & {"#", "+"}:
-                    error.do = f"use a narrower topic filter that the policies permit to the user; or {error.do}"
+                    error.hint = f"use a narrower topic filter that the policies permit to the user; or {error.hint}"
                 raise
             return LiveSubscription(client, stream, stack.pop_all().aclose)
 
@@ -344,7 +344,7 @@ class ConsoleClients:
         """Count a stream until the stack is closed. Raises UnavailableError."""
         if self._streams >= MAX_STREAMS:
             raise UnavailableError(
-                f"{self._streams} live subscriptions are open", applied=False, do="close one in another tab, or wait"
+                f"{self._streams} live subscriptions are open", applied=False, hint="close one in another tab, or wait"
             )
         async with AsyncExitStack() as stack:
             self._streams += 1
@@ -445,7 +445,7 @@ async def _expected(store: StateStoreClient, key: bytes, version: str | None) ->
 def _changed(key: bytes) -> ChangedMeanwhileError:
     shown = key.decode(errors="backslashreplace")
     return ChangedMeanwhileError(
-        f"key {shown!r} was changed meanwhile", do="load the key again, and compare the values"
+        f"key {shown!r} was changed meanwhile", hint="load the key again, and compare the values"
     )
 
 

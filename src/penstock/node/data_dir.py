@@ -152,14 +152,14 @@ class DataDirectory:
                 f"{self._format} has no format version",
                 path=str(self._format),
                 why="it is damaged, or the directory belongs to another program",
-                do=f'if penstock wrote the directory, put {{"format": {FORMAT}}} there',
+                hint=f'if penstock wrote the directory, put {{"format": {FORMAT}}} there',
             ) from error
         if found != FORMAT:
             raise StorageError(
                 f"data directory {self.path} has format {found!r}, this version knows {FORMAT}",
                 path=str(self._format),
                 why="another version of penstock wrote it",
-                do="start that version, or choose another directory: --data-dir PATH",
+                hint="start that version, or choose another directory: --data-dir PATH",
             )
         return kept
 
@@ -171,7 +171,7 @@ class DataDirectory:
                     f"data directory {self.path} has lost {name}/data.mdb",
                     path=str(file),
                     why="an earlier start created it; without it the node would start empty",
-                    do=f"restore the whole directory from one backup; or, to start without its content, remove "
+                    hint=f"restore the whole directory from one backup; or, to start without its content, remove "
                     f"{name!r} from the list in {self._format}",
                 )
 
@@ -182,7 +182,7 @@ class DataDirectory:
             raise StorageError(
                 f"{self.path} is not a data directory of penstock: it contains {strangers[0]!r} and no format.json",
                 path=str(self.path),
-                do="choose an empty or a new directory: --data-dir PATH",
+                hint="choose an empty or a new directory: --data-dir PATH",
             )
 
     def _write_format(self, kept: list[str]) -> None:

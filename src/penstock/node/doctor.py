@@ -71,7 +71,7 @@ class CheckResult(NamedTuple):
     part: str
     what: str
     why: str | None = None
-    do: str | None = None
+    hint: str | None = None
 
 
 def diagnose(
@@ -129,7 +129,7 @@ def mount_of(path: Path, mounts: str) -> tuple[str, str]:
 
 
 def _failed_check(level: Level, part: str, error: PenstockError) -> CheckResult:
-    return CheckResult(level, part, error.what, error.why, error.do)
+    return CheckResult(level, part, error.what, error.why, error.hint)
 
 
 def _version() -> CheckResult:

@@ -157,7 +157,7 @@ class KafkaTarget:
                 f"rules: the producer of Kafka topic {self._section.topic!r} cannot be created",
                 option="rules",
                 why=str(error.args[0].str()),
-                do="check `to.kafka`",
+                hint="check `to.kafka`",
             ) from error
 
     def _poll(self) -> None:
@@ -241,10 +241,10 @@ class KafkaTarget:
     def _unavailable(self, why: str) -> UnavailableError:
         section = self._section
         oidc = None if section.sasl is None else section.sasl.oidc
-        do = f"check {', '.join(section.bootstrap)}, the topic and the permissions of the user"
+        hint = f"check {', '.join(section.bootstrap)}, the topic and the permissions of the user"
         if oidc is not None and "OAUTHBEARER token" in why:  # librdkafka's text for a token that was not issued
-            do = f"check {oidc.token_url}, client id, client secret and scope"
-        return UnavailableError(f"kafka: messages for topic {section.topic!r} wait", applied=None, why=why, do=do)
+            hint = f"check {oidc.token_url}, client id, client secret and scope"
+        return UnavailableError(f"kafka: messages for topic {section.topic!r} wait", applied=None, why=why, hint=hint)
 
 
 def _flush(producer: Producer) -> None:

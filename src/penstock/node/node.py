@@ -397,7 +397,7 @@ class Node:
                 f"cannot listen on {len(taken)} addresses: {shown}",
                 applied=False,
                 why="other processes use them, perhaps another node",
-                do="stop them, or choose other ports: "
+                hint="stop them, or choose other ports: "
                 + " ".join(f"--{option} {Address(a.host, 0)}" for option, a in taken.items() if "." not in option),
             )
 
@@ -526,7 +526,7 @@ class Node:
             raise UnavailableError(
                 f"tube: the broker did not register at its master {tube_master} within {READY_S:g} s",
                 why="the log above has the response of the master",
-                do="restart; if it happens again, report it with the log",
+                hint="restart; if it happens again, report it with the log",
             ) from None
         return broker
 
@@ -890,9 +890,9 @@ _WARNING_CODES = {
 """Codes of warnings, by part, for programs."""
 
 
-def _reason(severity: Severity, part: str, code: str, error: PenstockError, do: str | None = None) -> Reason:
-    """Return a reason of the health; ``do``: action of an error without one."""
-    return Reason(severity, part, code, error.what, error.why, error.do or do)
+def _reason(severity: Severity, part: str, code: str, error: PenstockError, hint: str | None = None) -> Reason:
+    """Return a reason of the health; ``hint``: action of an error without one."""
+    return Reason(severity, part, code, error.what, error.why, error.hint or hint)
 
 
 def _rule(service: RuleService) -> Rule:

@@ -114,7 +114,7 @@ def missing_files(pipelines: Mapping[str, PipelineSection]) -> list[ConfigError]
             f"the file of pipeline {name!r} does not exist: {section.file}",
             option=f"pipelines.{name}.file",
             why="the console cannot show its dead letters, changes and ledger",
-            do="correct `file`, which is relative to the configuration file",
+            hint="correct `file`, which is relative to the configuration file",
         )
         for name, section in pipelines.items()
         if not section.file.is_file()
@@ -180,7 +180,7 @@ class PipelineCommands:
         for job in self._jobs.values():
             if job.kind is kind and job.state == "running":
                 raise RefusedError(
-                    f"`{kind}` of pipeline {job.name!r} is running", do="wait until it has ended, or cancel it there"
+                    f"`{kind}` of pipeline {job.name!r} is running", hint="wait until it has ended, or cancel it there"
                 )
         job = self._jobs[kind, name] = _Job(kind, name, parameters)
         job.task = asyncio.create_task(self._run_job(job, [f"--{key}={value}" for key, value in parameters.items()]))
@@ -228,8 +228,8 @@ class PipelineCommands:
         except PenstockError as error:
             job.end("failed", error)
         except (ValueError, TypeError, KeyError) as error:
-            what, do = f"`{job.kind}` printed an unknown result", "restart the node: another version was installed"
-            job.end("failed", RefusedError(what, why=repr(error), do=do))
+            what, hint = f"`{job.kind}` printed an unknown result", "restart the node: another version was installed"
+            job.end("failed", RefusedError(what, why=repr(error), hint=hint))
 
     # Processes
 
@@ -275,7 +275,8 @@ class PipelineCommands:
         """Return the arguments and the working directory of a command. Raises RefusedError."""
         if any("\0" in option for option in options):
             raise RefusedError(
-                f"an option of `{verb}` contains the character NUL", do="use names of steps, and ids, as they are shown"
+                f"an option of `{verb}` contains the character NUL",
+                hint="use names of steps, and ids, as they are shown",
             )
         section = self.pipelines[name]
         arguments = ["pipeline", *command, str(section.file.absolute()), "--json", *options]
@@ -314,7 +315,7 @@ class PipelineCommands:
                 raise RefusedError(
                     f"pipeline {name!r}: `{verb}` cannot run in {directory}",
                     why=error.strerror,
-                    do="correct `pipelines` in the configuration of the node, and restart it",
+                    hint="correct `pipelines` in the configuration of the node, and restart it",
                 ) from error
             assert process.stdout is not None
             assert process.stderr is not None
@@ -346,11 +347,11 @@ _ON_THE_MACHINE: Final = "run the command on the machine: penstock pipeline"
 
 
 def _too_much(limit: int) -> UnavailableError:
-    return UnavailableError(f"the output is larger than {limit >> 20} MiB", do=_ON_THE_MACHINE)
+    return UnavailableError(f"the output is larger than {limit >> 20} MiB", hint=_ON_THE_MACHINE)
 
 
 def _too_long(name: str, verb: str, limit_s: float) -> UnavailableError:
-    return UnavailableError(f"pipeline {name!r}: `{verb}` took longer than {limit_s:.0f} s", do=_ON_THE_MACHINE)
+    return UnavailableError(f"pipeline {name!r}: `{verb}` took longer than {limit_s:.0f} s", hint=_ON_THE_MACHINE)
 
 
 def _closing() -> UnavailableError:
@@ -406,7 +407,7 @@ def _printed_error(text: str) -> RefusedError | None:
     for line in reversed(text.splitlines()):
         with suppress(ValueError, TypeError, KeyError):
             error = json.loads(line)["error"]
-            return RefusedError(error["what"], why=error["why"], do=error["hint"])
+            return RefusedError(error["what"], why=error["why"], hint=error["hint"])
     return None
 
 
@@ -419,6 +420,6 @@ def _failure(verb: str, status: int, text: str) -> RefusedError:
         return RefusedError(
             f"`{verb}` was ended by signal {-status} ({signal.strsignal(-status)})",
             why=said or None,
-            do="look into the log of the machine, which may have no memory left",
+            hint="look into the log of the machine, which may have no memory left",
         )
-    return RefusedError(said or f"`{verb}` failed with exit status {status}, without a message", do=_ON_THE_MACHINE)
+    return RefusedError(said or f"`{verb}` failed with exit status {status}, without a message", hint=_ON_THE_MACHINE)

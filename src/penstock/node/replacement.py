@@ -90,5 +90,5 @@ def _names(marker: Path) -> list[str]:
             f"{marker} is damaged",
             path=str(marker),
             why="a snapshot of the active node was being put in the place of the data of this one",
-            do="move the data directory away, and start the node with an empty one",
+            hint="move the data directory away, and start the node with an empty one",
         ) from error

@@ -382,7 +382,7 @@ class NodeSecurity:
         self.waiting_for_restart = [
             *_late_files(self._started_with.security, config.security),
             *(
-                ConfigError(f"{option} was changed after the start: the previous setting applies", do=_RESTART)
+                ConfigError(f"{option} was changed after the start: the previous setting applies", hint=_RESTART)
                 for option in _needs_restart(self._started_with, config)
             ),
         ]
@@ -582,12 +582,12 @@ def expiring(ends: Mapping[Path, float], now: float) -> list[ConfigError]:
 
 def _expiry(path: Path, end: float, now: float) -> ConfigError:
     day = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return ConfigError(f"{path}: {'ended' if end <= now else 'ends'} on {day}", do="replace it and send SIGHUP")
+    return ConfigError(f"{path}: {'ended' if end <= now else 'ends'} on {day}", hint="replace it and send SIGHUP")
 
 
 def reload_failed(failure: PenstockError) -> ConfigError:
     """The warning after a reload with an invalid file."""
-    return ConfigError(f"the last reload changed nothing: {failure.what}", why=failure.why, do=failure.do)
+    return ConfigError(f"the last reload changed nothing: {failure.what}", why=failure.why, hint=failure.hint)
 
 
 def _entries(config: NodeConfig) -> dict[str, MqttListenerEntry]:
@@ -688,7 +688,7 @@ def _late_files(start: Security, now: Security) -> list[ConfigError]:
                 if name == "policies"
                 else f"{clients} without credentials are still accepted"
             ),
-            do=_RESTART,
+            hint=_RESTART,
         )
         for name in added
     ]

@@ -138,7 +138,7 @@ def _check_directory(path: Path) -> None:
         f"{path} is not a data directory of penstock: it contains {found[0]!r} and no 'tube'",
         path=str(path),
         why="it looks like a directory of Apache's broker, whose files cannot be read" if apache else None,
-        do="choose an empty or a new directory: --data-dir PATH"
+        hint="choose an empty or a new directory: --data-dir PATH"
         + ("; to move messages see the page 'Migrate from Apache TubeMQ'" if apache else ""),
     )
 
@@ -343,7 +343,7 @@ def late_batches(broker: TubeBroker) -> list[PenstockError]:
     return [
         PenstockError(
             f"tube: batch {item.batch} of query {item.query} is prepared, neither committed nor aborted",
-            do=f"start the query again, or: penstock tube staged resolve {item.query}",
+            hint=f"start the query again, or: penstock tube staged resolve {item.query}",
         )
         for item in broker.maintenance.undecided.late
     ]
@@ -389,5 +389,5 @@ async def _registered(broker: TubeBroker, settings: BrokerSettings) -> None:
         raise UnavailableError(
             f"tube: broker {settings.broker_id} did not register at {masters} within {settings.register_s:g} s",
             why="the log above has the response of the master, or the failed connections",
-            do="start the node with the master (penstock up); give each broker a unique id",
+            hint="start the node with the master (penstock up); give each broker a unique id",
         ) from None

@@ -208,5 +208,5 @@ class TubeClusterTarget:
 
     def _waits(self, why: str, *, applied: bool | None = None) -> UnavailableError:
         section = self._section
-        do = f"check the masters {', '.join(section.masters)}, their brokers, the topic and the rights of the user"
-        return UnavailableError(f"tube: messages for topic {section.topic!r} wait", applied=applied, why=why, do=do)
+        hint = f"check the masters {', '.join(section.masters)}, their brokers, the topic and the rights of the user"
+        return UnavailableError(f"tube: messages for topic {section.topic!r} wait", applied=applied, why=why, hint=hint)

@@ -261,7 +261,7 @@ def refuse_internal(name: str, columns: Sequence[str]) -> None:
         raise ConfigError(
             f"step {name!r} creates a column {bad[0]!r}",
             why="names that start with '_' are reserved",
-            do="rename the column",
+            hint="rename the column",
         )
 
 

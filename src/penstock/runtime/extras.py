@@ -20,4 +20,4 @@ def needs_extra(extra: str, what: str, option: str = "") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigError(what, option=option, why=str(error), do=f'pip install "penstock[{extra}]"') from error
+        raise ConfigError(what, option=option, why=str(error), hint=f'pip install "penstock[{extra}]"') from error

@@ -103,13 +103,13 @@ def make_credential(name: str, password: bytes) -> Credential:
         ConfigError: the name or the password cannot be used.
     """
     if problem := _name_problem(name):
-        raise ConfigError(f"user name {name!r} cannot be used", option="user", why=problem, do="choose another name")
+        raise ConfigError(f"user name {name!r} cannot be used", option="user", why=problem, hint="choose another name")
     if not 0 < len(password) <= LONGEST_PASSWORD:
         raise ConfigError(
             "the password cannot be used",
             option="password",
             why=f"it has {len(password)} bytes; 1 to {LONGEST_PASSWORD} are allowed",
-            do="choose another one",
+            hint="choose another one",
         )
     scram = ""
     # A password that SCRAM cannot use (not UTF-8, control characters) still works with PASSWORD.
@@ -150,14 +150,14 @@ def read_passwords(path: Path) -> dict[str, Credential]:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}",
             where=str(path),
-            do=(
+            hint=(
                 "let the user of this process read the file"
                 if isinstance(error, PermissionError)
                 else "check the path; `penstock user create` creates the file"
             ),
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8", where=str(path), do="write UTF-8") from error
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8", where=str(path), hint="write UTF-8") from error
     found: dict[str, Credential] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -170,7 +170,7 @@ def read_passwords(path: Path) -> dict[str, Credential]:
             problem = _line_problem(credential) or ("the name is used twice" if name in found else "")
         if credential is None or problem:
             raise ConfigError(
-                f"{where}: this line is invalid", where=where, why=problem, do="set it with `penstock user`"
+                f"{where}: this line is invalid", where=where, why=problem, hint="set it with `penstock user`"
             )
         found[name] = credential
     if len(found) > MAX_USERS:
@@ -206,7 +206,9 @@ def edit_passwords(path: Path, change: Callable[[dict[str, Credential]], Mapping
             os.close(directory)
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be written: {error.strerror}", path=str(path), do="check the directory and its permissions"
+            f"{path}: cannot be written: {error.strerror}",
+            path=str(path),
+            hint="check the directory and its permissions",
         ) from error
 
 

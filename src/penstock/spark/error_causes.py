@@ -9,14 +9,14 @@ __all__ = ["ErrorText", "error_text", "full_text", "innermost_cause", "is_spark_
 
 CAUSES_SHOWN = 10
 
-_OURS = re.compile(r"penstock\.[a-z_.]+\.(?P<kind>[A-Z]\w+): (?P<text>.+(?:\n +(?:why|do): .*)*)")
+_OURS = re.compile(r"penstock\.[a-z_.]+\.(?P<kind>[A-Z]\w+): (?P<text>.+(?:\n +(?:why|hint): .*)*)")
 _SPARKS = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] \S.*")
 """A Spark error condition, as in ``[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column ...``."""
 _WRAPPERS = {"FOREACH_BATCH_USER_FUNCTION_ERROR", "STREAM_FAILED"}
 _CALLING = "An error occurred while calling"
 """Beginning of Py4J's message about a failed call; it does not contain the cause."""
 _END_OF_STACK = re.compile(r"^(?:=== Streaming Query ===|Traceback \(most recent call last\):)", re.MULTILINE)
-_PART = re.compile(r"\n +(?P<part>why|do): +(?P<text>.*)")
+_PART = re.compile(r"\n +(?P<part>why|hint): +(?P<text>.*)")
 _CAUSED_BY = "Caused by: "
 _PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
@@ -49,13 +49,13 @@ class ErrorText(NamedTuple):
 
     what: str
     why: str | None = None
-    do: str | None = None
+    hint: str | None = None
 
 
 def error_text(words: str) -> ErrorText:
     """Split ``words``, the text of a cause, into the parts that ``PenstockError`` joined."""
     parts = {match["part"]: match["text"] for match in _PART.finditer(words)}
-    return ErrorText(_PART.sub("", words), parts.get("why"), parts.get("do"))
+    return ErrorText(_PART.sub("", words), parts.get("why"), parts.get("hint"))
 
 
 def _cause_in_java(text: str) -> str:

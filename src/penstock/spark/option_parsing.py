@@ -58,12 +58,12 @@ def canonical(
             raise ConfigError(
                 f"the {format_name} {kind} has no option {given!r}",
                 option=given,
-                do=f"{meant}Known options: {', '.join(known)}",
+                hint=f"{meant}Known options: {', '.join(known)}",
             )
         if name not in known:
             named = given if name.endswith(".*") else name
             raise ConfigError(
-                f"option {named} is not supported by the {format_name} {kind}", option=named, do=unsupported[name]
+                f"option {named} is not supported by the {format_name} {kind}", option=named, hint=unsupported[name]
             )
         found[name] = value
     return found
@@ -81,9 +81,9 @@ def positive(option: str, text: str, meaning: str, *, most: int = MOST) -> int:
     stripped = text.strip()
     digits = stripped.lstrip("0")
     if not (stripped.isascii() and stripped.isdecimal() and digits):
-        raise ConfigError(f"{option} {text!r} is not a number above 0", option=option, do=meaning)
+        raise ConfigError(f"{option} {text!r} is not a number above 0", option=option, hint=meaning)
     if len(digits) > _MOST_DIGITS or int(digits) > most:
-        raise ConfigError(f"{option} {text!r} is more than {most}", option=option, do=meaning)
+        raise ConfigError(f"{option} {text!r} is more than {most}", option=option, hint=meaning)
     return int(digits)
 
 
@@ -94,7 +94,7 @@ def duration_ms(option: str, text: str, meaning: str) -> int:
     except ValueError:
         found = 0
     if not found:
-        raise ConfigError(f"{option} {text!r} is not a duration above 0", option=option, do=meaning)
+        raise ConfigError(f"{option} {text!r} is not a duration above 0", option=option, hint=meaning)
     return found
 
 
@@ -103,12 +103,12 @@ def broker_url(given: Mapping[str, str], option: str) -> str:
     broker = given.get(option, "")
     if not broker:
         raise ConfigError(
-            f"{option} is not set", option=option, do="set it to mqtt://HOST:PORT, for example mqtt://127.0.0.1:1883"
+            f"{option} is not set", option=option, hint="set it to mqtt://HOST:PORT, for example mqtt://127.0.0.1:1883"
         )
     try:
         parse_broker_url(broker)
     except ConfigError as error:
-        raise ConfigError(f"{option}: {error.what}", option=option, why=error.why, do=error.do) from None
+        raise ConfigError(f"{option}: {error.what}", option=option, why=error.why, hint=error.hint) from None
     return broker
 
 
@@ -116,7 +116,7 @@ def boolean(option: str, text: str, meaning: str) -> bool:
     """Parse ``text`` as true or false; ConfigError if it is neither."""
     value = {"true": True, "false": False}.get(text.strip().lower())
     if value is None:
-        raise ConfigError(f"{option} {text!r} is neither true nor false", option=option, do=meaning)
+        raise ConfigError(f"{option} {text!r} is neither true nor false", option=option, hint=meaning)
     return value
 
 

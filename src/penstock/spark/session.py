@@ -157,7 +157,7 @@ def refuse_connect(conf: Mapping[str, str]) -> None:
             f"{remote} selects Spark Connect, which pipelines and penstock.spark.session() do not support",
             option=remote,
             why="a Connect server processes batches in another process, without the lease and the ledger of the run",
-            do=f"unset {remote}; to use a cluster, set its master with --spark-master, or submit the pipeline to it "
+            hint=f"unset {remote}; to use a cluster, set its master with --spark-master, or submit the pipeline to it "
             "(penstock pipeline submit)",
         )
 
@@ -185,13 +185,13 @@ def configuration(
             f"spark.jars.packages={conf['spark.jars.packages']!r} is not supported with penstock",
             option="spark.jars.packages",
             why="it downloads at every start, and fails if the local Maven cache has descriptions without jars",
-            do="download the jars once (make jars) and list the files in spark.jars",
+            hint="download the jars once (make jars) and list the files in spark.jars",
         )
     if log_level.upper() not in _LOG_LEVELS:
         raise ConfigError(
             f"log level {log_level!r} is not a log level of Spark",
             option="log_level",
-            do="use one of " + " ".join(_LOG_LEVELS),
+            hint="use one of " + " ".join(_LOG_LEVELS),
         )
     if master == SUBMITTED:
         return {"spark.sql.session.timeZone": "UTC"} | conf
@@ -283,5 +283,5 @@ def check_master(master: str) -> None:
     raise UnavailableError(
         f"no Spark master is reachable at {master}",
         why="; ".join(failures),
-        do="start it, or set --spark-master to the address in the master's log or web page (default port: 7077)",
+        hint="start it, or set --spark-master to the address in the master's log or web page (default port: 7077)",
     )

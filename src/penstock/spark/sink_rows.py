@@ -53,7 +53,7 @@ class SinkSchema(NamedTuple):
             f"the {self.sink} sink cannot write rows of {schema.simpleString()}: {'; '.join(what)}",
             option="schema",
             why=f"its columns are {self.description}",
-            do=f"select them, for example with .selectExpr({self.example})",
+            hint=f"select them, for example with .selectExpr({self.example})",
         )
 
 
@@ -81,9 +81,9 @@ def pairs(value: Kind) -> Kind:
     return is_pairs
 
 
-def refuse_overwrite(sink: str, *, why: str, do: str = 'write with mode("append")') -> ConfigError:
+def refuse_overwrite(sink: str, *, why: str, hint: str = 'write with mode("append")') -> ConfigError:
     """Return the error for ``mode("overwrite")``."""
-    return ConfigError(f'the {sink} sink has no mode("overwrite")', option="mode", why=why, do=do)
+    return ConfigError(f'the {sink} sink has no mode("overwrite")', option="mode", why=why, hint=hint)
 
 
 def read_rows(batch: pa.RecordBatch, columns: Iterable[str]) -> Iterator[tuple[Any, ...]]:

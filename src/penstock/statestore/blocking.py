@@ -265,7 +265,7 @@ class Client(BlockingCommands):
 
     def _opened(self) -> tuple[LoopThread, StateStoreClient]:
         if self._thread is None or self._client is None:
-            raise LocalProtocolError("state store: this client is not open", do="use it inside `with Client(url)`")
+            raise LocalProtocolError("state store: this client is not open", hint="use it inside `with Client(url)`")
         return self._thread, self._client
 
 

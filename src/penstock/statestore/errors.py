@@ -59,9 +59,9 @@ class StateStoreError(RefusedError):
         error: StoreError | None = None,
         key: bytes = b"",
         why: str | None = None,
-        do: str | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(what, text=text, peer="state store", why=why, do=do)
+        super().__init__(what, text=text, peer="state store", why=why, hint=hint)
         self.error = error
         self.key = key
 
@@ -108,7 +108,7 @@ class WritesRefusedError(RefusedError):
             text=first.text,
             peer=first.peer,
             why=first.why,
-            do=first.do,
+            hint=first.hint,
         )
         self.first = first
         self.refused = refused
@@ -123,9 +123,9 @@ class LockHeldError(UnavailableError):
     """Another client held the lock for the whole timeout. ``holder``: its last holder; None if not known."""
 
     def __init__(
-        self, what: str, *, name: bytes, holder: bytes | None, why: str | None = None, do: str | None = None
+        self, what: str, *, name: bytes, holder: bytes | None, why: str | None = None, hint: str | None = None
     ) -> None:
-        super().__init__(what, applied=False, why=why, do=do)
+        super().__init__(what, applied=False, why=why, hint=hint)
         self.name = name
         self.holder = holder
 
@@ -133,8 +133,8 @@ class LockHeldError(UnavailableError):
 class LeaseLostError(UnavailableError):
     """The lease on ``name`` was lost while it was in use; the work under it was cancelled."""
 
-    def __init__(self, what: str, *, name: bytes, why: str | None = None, do: str | None = None) -> None:
-        super().__init__(what, why=why, do=do)
+    def __init__(self, what: str, *, name: bytes, why: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what, why=why, hint=hint)
         self.name = name
 
 
@@ -234,17 +234,17 @@ def refusal(
             text=text,
             key=key,
             why="this client does not know the error text",
-            do="see the documentation of the store",
+            hint="see the documentation of the store",
         )
-    kind, do = _KINDS.get(error, (InvalidRequestError, "report it: this client should not send such a request"))
+    kind, hint = _KINDS.get(error, (InvalidRequestError, "report it: this client should not send such a request"))
     if extension is not None and error in _NOT_OFFERED:
         why = f"the store does not have the extension {extension!r}"
-        do = f"enable it in the configuration of the store's node: statestore.extensions: [{extension}]"
+        hint = f"enable it in the configuration of the store's node: statestore.extensions: [{extension}]"
     if error is StoreError.NOT_AUTHORIZED and (permission := _PERMISSIONS.get(command)) is not None:
-        do = f"grant {permission} on {as_text(key)} to this client in the policy file of the server, then SIGHUP"
+        hint = f"grant {permission} on {as_text(key)} to this client in the policy file of the server, then SIGHUP"
     if kind is FencingError and why is None:
         why = "no fencing token was given" if token is None else f"the token was {token}"
-    refused = kind(what, text=text, error=error, key=key, why=why, do=do)
+    refused = kind(what, text=text, error=error, key=key, why=why, hint=hint)
     if isinstance(refused, FencingError):
         refused.token = token
     elif isinstance(refused, ClockSkewError):
@@ -262,7 +262,7 @@ def status_refusal(
             text="status missing",
             peer="state store",
             why="a store responds in the form of the request; this response has neither",
-            do="check which client responds on the state store's topic of this broker",
+            hint="check which client responds on the state store's topic of this broker",
         )
     text = message or f"status {status}"
     return RequestStatusError(
@@ -271,5 +271,5 @@ def status_refusal(
         text=text,
         peer="state store",
         why=f"invalid property: {field!r}" if field else None,
-        do=_STATUS.get(status),
+        hint=_STATUS.get(status),
     )

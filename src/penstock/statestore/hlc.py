@@ -166,7 +166,7 @@ class Hlc:
             raise RemoteProtocolError(
                 f"clock value {winner} is {winner.drift_ms(now_ms)} ms ahead of the local clock",
                 why=f"at most {MAX_DRIFT_MS} ms are allowed between the clocks of a client and the store",
-                do="synchronize the system clocks (NTP)",
+                hint="synchronize the system clocks (NTP)",
             )
         if winner.counter >= MAX_COUNTER:
             raise RemoteProtocolError(f"the counter of clock value {winner} would overflow")

@@ -114,7 +114,7 @@ class Consumer:
         names = list(topics)
         by_topic = filters if isinstance(filters, Mapping) else dict.fromkeys(names, tuple(filters))
         if any(isinstance(given, str) for given in (topics, filters, *by_topic.values())):
-            raise ConfigError("tube: topics and filters are lists, not one text", do="write a list: ['line3']")
+            raise ConfigError("tube: topics and filters are lists, not one text", hint="write a list: ['line3']")
         _check_words(start, balance, bound)
         check_seconds(heartbeat_s=heartbeat_s, request_timeout_s=request_timeout_s, confirm_timeout_s=confirm_timeout_s)
         _check_session(session_timeout_s, heartbeat_s)
@@ -197,7 +197,7 @@ class Consumer:
             LocalProtocolError: it was started or closed before.
         """
         if self._heart is not None or self._closed:
-            raise LocalProtocolError("tube: the consumer was started or closed before", do="create another one")
+            raise LocalProtocolError("tube: the consumer was started or closed before", hint="create another one")
         await self._session.start(self._fetcher)
         self._heart = asyncio.create_task(self._heartbeat(), name=f"tube-consumer-heart-{self.client_id}")
 
@@ -231,7 +231,7 @@ class Consumer:
         """
         if self._heart is None and not self._closed:
             raise LocalProtocolError(
-                "tube: the consumer is not running", do="use it in async with, or start() it first"
+                "tube: the consumer is not running", hint="use it in async with, or start() it first"
             )
         if self._current is not None:
             self._finish(self._current)
@@ -413,14 +413,14 @@ class Consumer:
         return LocalProtocolError(
             f"tube: {', '.join(keys)}: no more messages after {seconds:g} s, because the last ones are not confirmed",
             why="Apache's brokers store offsets of whole batches only, and deliver the next when the last is confirmed",
-            do="confirm() after the last message of a batch (batches() shows where it ends), or use auto_confirm=True",
+            hint="confirm() after the last message of a batch (batches() shows its end), or use auto_confirm=True",
         )
 
     def _client_balance(self) -> ClientBalance:
         if self._self_balanced is None:
             raise LocalProtocolError(
                 "tube: the master assigns the partitions of this consumer",
-                do="create it with balance='client' to choose them",
+                hint="create it with balance='client' to choose them",
             )
         return self._self_balanced
 
@@ -434,9 +434,9 @@ class Consumer:
 def _check_words(start: str, balance: str, bound: BoundConsumption | None) -> None:
     """Raise ConfigError for unknown keyword values or invalid combinations."""
     if start not in {"earliest", "latest"}:
-        raise ConfigError(f"tube: start: got {start!r}", option="start", do="write earliest or latest")
+        raise ConfigError(f"tube: start: got {start!r}", option="start", hint="write earliest or latest")
     if balance not in {"server", "client"}:
-        raise ConfigError(f"tube: balance: got {balance!r}", option="balance", do="write server or client")
+        raise ConfigError(f"tube: balance: got {balance!r}", option="balance", hint="write server or client")
     if bound is not None and balance == "client":
         raise ConfigError("tube: bound consumption needs the master's balance", option="bound")
 
@@ -451,7 +451,7 @@ def _check_session(session_timeout_s: float | None, heartbeat_s: float) -> None:
         raise ConfigError(
             f"tube: session_timeout_s {session_timeout_s:g} is too short for heartbeats every {heartbeat_s:g} s",
             option="session_timeout_s",
-            do=f"choose {least:g} or more, or a shorter heartbeat_s",
+            hint=f"choose {least:g} or more, or a shorter heartbeat_s",
         )
 
 
@@ -465,7 +465,7 @@ def _start_offset(
         check_offsets("start_offsets", offsets.values())
         if strange := [key for key in offsets if key.count(":") != 2]:
             raise ConfigError(
-                f"tube: start_offsets for {strange[0]!r}", option="start_offsets", do="write brokerId:topic:partition"
+                f"tube: start_offsets for {strange[0]!r}", option="start_offsets", hint="write brokerId:topic:partition"
             )
         return lambda partition: offsets.get(partition.key)
     choose = given
@@ -477,7 +477,7 @@ def _start_offset(
             raise LocalProtocolError(
                 f"tube: start_offsets failed for {partition.key}",
                 why=repr(error),
-                do="return the offset of the partition, or None for that of the group",
+                hint="return the offset of the partition, or None for that of the group",
             ) from error
         check_offsets("start_offsets", [] if offset is None else [offset])
         return offset

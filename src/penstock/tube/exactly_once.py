@@ -192,7 +192,7 @@ class TransactionClient:
                         f"tube: broker {broker.address} did not answer query {asked.query!r}, batch {asked.batch}, "
                         f"within {self._timeout_s:g} s",
                         why=error.what,
-                        do="check that the broker runs and is reachable, then run the batch again",
+                        hint="check that the broker runs and is reachable, then run the batch again",
                     ) from error
             else:
                 if not answer.HasField("transaction") and answer.errCode != ErrCode.CERTIFICATE_FAILURE:
@@ -370,7 +370,7 @@ class Stager:
                 raise UnavailableError(
                     f"tube: broker {queue.broker.address} no longer stages rows",
                     why="another server is listening at its address",
-                    do="check the server at this address, then run the batch again",
+                    hint="check the server at this address, then run the batch again",
                 )
             self._take(answer.transaction)
 
@@ -407,23 +407,23 @@ class Stager:
 
 def _refused(broker: BrokerInfo, asked: pb.Transaction, answer: pb.SendMessageResponseB2P) -> RefusedError:
     about = f"query {asked.query!r}, batch {asked.batch}"
-    why, do = answer.errMsg, None
+    why, hint = answer.errMsg, None
     match answer.transaction.refusal:
         case pb.TransactionResult.FENCED:
             what = f"tube: {about}: run {asked.run!r} was replaced by run {answer.transaction.run!r}"
-            do = "stop this run; if both must write, use different query names"
+            hint = "stop this run; if both must write, use different query names"
         case pb.TransactionResult.FULL:
             what = f"tube: {about}: broker {broker.address} accepts no more staged rows"
-            do = "write smaller batches, or raise tube.staging.max_bytes of the broker; uncommitted rows are deleted "
-            do += "after tube.staging.keep, or by penstock tube staged delete"
+            hint = "write smaller batches, or raise tube.staging.max_bytes of the broker; uncommitted rows are deleted "
+            hint += "after tube.staging.keep, or by penstock tube staged delete"
         case pb.TransactionResult.NOT_STAGED:
             what = f"tube: {about}: broker {broker.address} does not have these rows staged"
-            do = "run the batch again"
+            hint = "run the batch again"
         case _:
             what = f"tube: {about}: broker {broker.address} refused"
             if answer.errCode == ErrCode.CERTIFICATE_FAILURE:
-                do = "set the user and the password"
-    return RefusedError(what, code=answer.errCode, text=answer.errMsg, peer=broker.address, why=why, do=do)
+                hint = "set the user and the password"
+    return RefusedError(what, code=answer.errCode, text=answer.errMsg, peer=broker.address, why=why, hint=hint)
 
 
 # --- commit ---
@@ -515,7 +515,7 @@ class _TwoPhaseCommit:
             raise UnavailableError(
                 f"tube: broker {broker.address} does not know query {asked.query!r}",
                 why="another server is listening at its address",
-                do="check the server at this address, then run the batch again",
+                hint="check the server at this address, then run the batch again",
             )
         known = answer.transaction
         self._brokers[broker.id] = broker
@@ -548,7 +548,7 @@ class _TwoPhaseCommit:
             raise UnavailableError(
                 f"tube: batch {left[0].batch} of query {query!r} waits for its participant, broker {broker.address}",
                 why=error.why or error.what,
-                do=f"restart the broker; if it is lost: penstock tube staged delete {query} --force",
+                hint=f"restart the broker; if it is lost: penstock tube staged delete {query} --force",
             ) from error
 
     async def decide(self) -> None:

@@ -118,7 +118,7 @@ class Producer:
         check_login(username, password, tls)
         if ordered and (reorder or idempotent):
             raise LocalProtocolError(
-                "tube: ordered excludes reorder and idempotent", do="set only one of these options"
+                "tube: ordered excludes reorder and idempotent", hint="set only one of these options"
             )
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("producer"))
         self.sent = 0
@@ -243,7 +243,7 @@ class Producer:
             LocalProtocolError: it was started or closed before.
         """
         if self._sender is not None or self._closing:
-            raise LocalProtocolError("tube: the producer was started or closed before", do="create another one")
+            raise LocalProtocolError("tube: the producer was started or closed before", hint="create another one")
         await self._session.start()
         self._loop = asyncio.get_running_loop()
         self._sender = Sender(
@@ -332,7 +332,7 @@ class Producer:
             LocalProtocolError: ``records`` is a single record.
         """
         if isinstance(records, str | bytes):
-            raise LocalProtocolError("tube: records is a single record", do="send a list: [record]; or use send()")
+            raise LocalProtocolError("tube: records is a single record", hint="send a list: [record]; or use send()")
         futures = []
         try:
             for record in records:

@@ -198,7 +198,7 @@ class RangeResponse:
                     f"tube: topic {topic!r} partition {partition}: offset {start} is no longer stored "
                     f"(earliest {bounds.minOffset})",
                     why="retention removed it before it was read",
-                    do="increase the topic's retention, or start from the earliest offset and accept the gap",
+                    hint="increase the topic's retention, or start from the earliest offset and accept the gap",
                 )
             if start > bounds.maxOffset:
                 raise DataLossError(
@@ -211,7 +211,7 @@ class RangeResponse:
                 start=bounds.lostStart,
                 end=bounds.lostEnd,
                 why=f"broker {peer}: {answer.errMsg}",
-                do="see the log of the broker for the damage; continue at the second offset to accept the gap",
+                hint="see the log of the broker for the damage; continue at the second offset to accept the gap",
             )
         if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
             raise UnavailableError(f"tube: broker {peer} does not serve now: {answer.errMsg}", applied=False)
@@ -221,7 +221,7 @@ class RangeResponse:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer=peer,
-                do=remedy(answer.errCode, answer.errMsg),
+                hint=remedy(answer.errCode, answer.errMsg),
             )
         if not answer.HasField("range"):
             raise RefusedError(
@@ -229,7 +229,7 @@ class RangeResponse:
                 code=answer.errCode,
                 peer=peer,
                 why="it is not a penstock broker; Apache's brokers serve registered consumers only",
-                do="read from it as a consumer group: penstock tube consume TOPIC --group NAME",
+                hint="read from it as a consumer group: penstock tube consume TOPIC --group NAME",
             )
 
     def stored(self) -> MessageBatch | None:
@@ -259,7 +259,7 @@ class RangeResponse:
             raise RefusedError(
                 f"tube: broker {self.peer} is too old to read ranges from",
                 peer=self.peer,
-                do="upgrade the broker to the version of this client",
+                hint="upgrade the broker to the version of this client",
             )
         described = numbers_of(self.message.range.columns)
         if described is None:
@@ -422,14 +422,14 @@ def _ask_master(connection: BlockingConnection, routes: Routes, deadline: float)
             f"tube: the partitions of topic {names} are not known yet",
             applied=False,
             why="; ".join(routes.unavailable.values()) or heard.errMsg,
-            do="wait until its brokers have registered at the master, or start them (penstock tube broker list)",
+            hint="wait until its brokers have registered at the master, or start them (penstock tube broker list)",
         )
 
 
 def _check_accepted(code: int, text: str, peer: str) -> None:
     if code != ErrCode.SUCCESS:
         raise RefusedError(
-            f"tube: master {peer} refused the request: {text}", code=code, text=text, peer=peer, do=remedy(code, text)
+            f"tube: master {peer} refused the request: {text}", code=code, text=text, peer=peer, hint=remedy(code, text)
         )
 
 
@@ -454,7 +454,7 @@ class BrokerClient:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         if not 0 < port < 65536:
-            raise ConfigError(f"tube: port: got {port}", option="port", do="set a port from 1 to 65535")
+            raise ConfigError(f"tube: port: got {port}", option="port", hint="set a port from 1 to 65535")
         self._timeout_s = timeout_s
         self._credentials = credentials(username, password)
         self._connection = BlockingConnection((host, port), tls)
@@ -568,7 +568,7 @@ class RangeReader(BrokerReader):
             raise RefusedError(
                 f"tube: broker {self._peer} does not support offsets by time",
                 peer=self._peer,
-                do="upgrade the broker to the version of this client",
+                hint="upgrade the broker to the version of this client",
             )
         return answer.range.timeOffset
 

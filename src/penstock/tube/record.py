@@ -143,7 +143,7 @@ class Record:
             if self.msg_time is not None:
                 if not (len(self.msg_time) == 12 and self.msg_time.isascii() and self.msg_time.isdigit()):
                     raise LocalProtocolError(
-                        f"tube: msg_time: got {self.msg_time!r}", do="write it as yyyyMMddHHmm, such as 202601311200"
+                        f"tube: msg_time: got {self.msg_time!r}", hint="write it as yyyyMMddHHmm, such as 202601311200"
                     )
                 parts.append(f"{message.MSG_TIME}={self.msg_time}")
             if self.topic is not None:
@@ -166,7 +166,7 @@ class Record:
             raise LocalProtocolError(
                 "tube: a field of the record has the wrong type",
                 why=str(error),
-                do="set the key to bytes, headers to pairs (name, str or bytes), times to numbers, the rest to str",
+                hint="set the key to bytes, headers to pairs (name, str or bytes), times to numbers, the rest to str",
             ) from error
         return data, flag, msg_type
 

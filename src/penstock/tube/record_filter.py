@@ -87,7 +87,7 @@ class RecordFilter:
         """Parse the path."""
         for name in ("key", "attribute", "json", "text"):
             if len(getattr(self, name)) > MAX_FILTER:
-                raise LocalProtocolError(f"{name}: longer than {MAX_FILTER} characters", do="use a shorter filter")
+                raise LocalProtocolError(f"{name}: longer than {MAX_FILTER} characters", hint="use a shorter filter")
         object.__setattr__(self, "_condition", _condition(self.json) if self.json.strip() else None)
 
     @property
@@ -149,7 +149,7 @@ def _condition(text: str) -> _Condition:
             return _Condition(tuple(path), found["operator"] or "", _value(word), _unquoted(word))
     raise LocalProtocolError(
         f"{text[:80]!r} is not a path in JSON with a comparison",
-        do='write for example temperature.value > 21.5, items[0].id = "a", or error',
+        hint='write for example temperature.value > 21.5, items[0].id = "a", or error',
     )
 
 

@@ -21,7 +21,7 @@ RULES = json.dumps(
 )
 
 
-def do(engine: MasterEngine, method: str, **params: str) -> list[dict[str, Any]]:
+def hint(engine: MasterEngine, method: str, **params: str) -> list[dict[str, Any]]:
     """Carry a method out as the shell does; its data."""
     users = {"createUser": "admin", "modifyUser": "admin", "confModAuthToken": TOKEN}
     outcome = handle(engine, {**users, "method": method, **params}, TOKEN, NOW)
@@ -62,12 +62,12 @@ def beat(engine: MasterEngine, client: str = "c1", group: str = "lake", now: int
 def test_a_controlled_topic_admits_the_groups_that_are_allowed() -> None:
     engine = running()
     assert subscribe(engine, client="before", group="old").errCode == 200
-    do(engine, "admin_add_topic_control_info", topicName="demo", enableAuthControl="true")
+    hint(engine, "admin_add_topic_control_info", topicName="demo", enableAuthControl="true")
     assert subscribe(engine).errCode == 450
     assert not engine.groups["old"].owned, "what it had not heard of yet is taken back"
-    do(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="demo")
+    hint(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="demo")
     assert subscribe(engine).errCode == 200
-    do(
+    hint(
         engine,
         "admin_update_group_csmctrl_info",
         groupName="lake",
@@ -77,21 +77,21 @@ def test_a_controlled_topic_admits_the_groups_that_are_allowed() -> None:
     )
     answer = subscribe(engine, client="c2")
     assert (answer.errCode, "why" in answer.errMsg) == (450, True)
-    do(engine, "admin_delete_topic_control_info", topicName="demo")
-    do(engine, "admin_delete_group_csmctrl_info", groupName="lake")
+    hint(engine, "admin_delete_topic_control_info", topicName="demo")
+    hint(engine, "admin_delete_group_csmctrl_info", groupName="lake")
     assert subscribe(engine, client="c2").errCode == 200
-    (row,) = do(engine, "admin_query_topic_control_info", topicName="demo")
+    (row,) = hint(engine, "admin_query_topic_control_info", topicName="demo")
     assert row["enableAuthControl"] is False
 
 
 def test_a_group_may_be_bound_to_filters() -> None:
     engine = running()
     bound = {"filterEnable": "true", "filterConds": "a,b"}
-    do(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="demo", **bound)
+    hint(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="demo", **bound)
     assert [subscribe(engine, *items).errCode for items in ((), ("c",), ("a", "c"), ("a",))] == [455, 455, 455, 200]
-    (row,) = do(engine, "admin_query_group_csmctrl_info", groupName="lake")
+    (row,) = hint(engine, "admin_query_group_csmctrl_info", groupName="lake")
     assert (row["filterEnable"], row["filterConds"]) == (True, ",a,b,")
-    (item,) = do(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="none")
+    (item,) = hint(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="none")
     assert (item["success"], item["errCode"]) == (False, 401)
 
 
@@ -100,8 +100,8 @@ def test_flow_rules_reach_clients_and_brokers() -> None:
     subscribe(engine)
     answer = beat(engine, defFlowCheckId=-2, groupFlowCheckId=-2)
     assert (answer.defFlowCheckId, answer.defFlowControlInfo, answer.groupFlowControlInfo) == (-2, "[]", "[]")
-    do(engine, "admin_set_cluster_default_setting", flowCtrlEnable="true", flowCtrlInfo=RULES, maxMsgSizeInMB="2")
-    do(
+    hint(engine, "admin_set_cluster_default_setting", flowCtrlEnable="true", flowCtrlInfo=RULES, maxMsgSizeInMB="2")
+    hint(
         engine,
         "admin_add_group_resctrl_info",
         groupName="lake",
@@ -114,15 +114,15 @@ def test_flow_rules_reach_clients_and_brokers() -> None:
     assert answer.defFlowCheckId == NOW
     told = broker_beat(engine)
     assert (told.flowCheckId, told.flowControlInfo, told.clsConfig.maxMsgSize) == (NOW, RULES, 2 << 20)
-    do(engine, "admin_update_cluster_default_setting", flowCtrlEnable="false")
+    hint(engine, "admin_update_cluster_default_setting", flowCtrlEnable="false")
     answer = beat(engine, defFlowCheckId=NOW)
     assert (answer.defFlowCheckId, answer.defFlowControlInfo) == (NOW + 1, "[]")
-    (row,) = do(engine, "admin_query_cluster_default_setting")
+    (row,) = hint(engine, "admin_query_cluster_default_setting")
     assert (row["maxMsgSizeInMB"], row["flowCtrlEnable"]) == (2, False)
-    (row,) = do(engine, "admin_query_group_resctrl_info")
+    (row,) = hint(engine, "admin_query_group_resctrl_info")
     assert row["qryPriorityId"] == 303
-    do(engine, "admin_delete_group_resctrl_info", groupName="lake")
-    assert do(engine, "admin_query_group_resctrl_info") == []
+    hint(engine, "admin_delete_group_resctrl_info", groupName="lake")
+    assert hint(engine, "admin_query_group_resctrl_info") == []
     # Whoever still has rules is told that there are none, with a version that no client passes over.
     answer = beat(engine, defFlowCheckId=NOW + 1, groupFlowCheckId=NOW)
     assert (answer.groupFlowCheckId, answer.groupFlowControlInfo) == (0, "[]")
@@ -133,7 +133,7 @@ def test_too_few_members_for_the_brokers_get_nothing() -> None:
     engine = master()
     for number in (1, 2, 3):
         join_broker(engine, number=number)
-    do(engine, "admin_add_group_resctrl_info", groupName="lake", resCheckEnable="true", alwdBrokerClientRate="1")
+    hint(engine, "admin_add_group_resctrl_info", groupName="lake", resCheckEnable="true", alwdBrokerClientRate="1")
     subscribe(engine)
     assert not engine.groups["lake"].owned
     subscribe(engine, client="c2")
@@ -142,20 +142,20 @@ def test_too_few_members_for_the_brokers_get_nothing() -> None:
 
 def test_a_topic_is_changed_deleted_redone_and_removed() -> None:
     engine = running()
-    assert do(engine, "admin_modify_topic_info", topicName="demo", numPartitions="5")[0]["errCode"] == 200
-    assert do(engine, "admin_modify_topic_info", topicName="demo", numPartitions="5")[0]["errCode"] == 201
-    assert do(engine, "admin_modify_topic_info", topicName="demo", numPartitions="4")[0]["errCode"] == 407
-    assert do(engine, "admin_modify_topic_info", topicName="none", numPartitions="4")[0]["errCode"] == 401
-    assert do(engine, "admin_delete_topic_info", topicName="demo")[0]["errCode"] == 405
+    assert hint(engine, "admin_modify_topic_info", topicName="demo", numPartitions="5")[0]["errCode"] == 200
+    assert hint(engine, "admin_modify_topic_info", topicName="demo", numPartitions="5")[0]["errCode"] == 201
+    assert hint(engine, "admin_modify_topic_info", topicName="demo", numPartitions="4")[0]["errCode"] == 407
+    assert hint(engine, "admin_modify_topic_info", topicName="none", numPartitions="4")[0]["errCode"] == 401
+    assert hint(engine, "admin_delete_topic_info", topicName="demo")[0]["errCode"] == 405
     stop = {"acceptPublish": "false", "acceptSubscribe": "false"}
-    assert do(engine, "admin_modify_topic_info", topicName="demo", **stop)[0]["errCode"] == 200
-    assert do(engine, "admin_remove_topic_info", topicName="demo")[0]["errCode"] == 406
-    assert do(engine, "admin_delete_topic_info", topicName="demo")[0]["errCode"] == 200
+    assert hint(engine, "admin_modify_topic_info", topicName="demo", **stop)[0]["errCode"] == 200
+    assert hint(engine, "admin_remove_topic_info", topicName="demo")[0]["errCode"] == 406
+    assert hint(engine, "admin_delete_topic_info", topicName="demo")[0]["errCode"] == 200
     assert subscribe(engine).errCode == 431
-    assert do(engine, "admin_redo_deleted_topic_info", topicName="demo")[0]["errCode"] == 200
+    assert hint(engine, "admin_redo_deleted_topic_info", topicName="demo")[0]["errCode"] == 200
     assert subscribe(engine).errCode == 200
-    do(engine, "admin_delete_topic_info", topicName="demo")
-    assert do(engine, "admin_remove_topic_info", topicName="demo")[0]["errCode"] == 200
+    hint(engine, "admin_delete_topic_info", topicName="demo")
+    assert hint(engine, "admin_remove_topic_info", topicName="demo")[0]["errCode"] == 200
     assert engine.take_unstored() == [BrokerSeen(1)]
     told = broker_beat(engine)
     assert [text.partition(":")[0] for text in told.removeTopicConfInfo] == ["demo"]
@@ -179,12 +179,12 @@ def test_a_topic_is_changed_deleted_redone_and_removed() -> None:
 )
 def test_brokers_are_switched(method: str, params: dict[str, str], stops: tuple[bool, bool]) -> None:
     engine = running()
-    do(engine, method, brokerId="1", **params)
+    hint(engine, method, brokerId="1", **params)
     told = broker_beat(engine)
     assert (told.stopRead, told.stopWrite) == stops
     assert (engine.cluster.partitions(["demo"]) == []) == stops[0]
     assert (engine.cluster.topic_info("demo") is None) == stops[1]
-    (row,) = do(engine, "admin_query_broker_run_status")
+    (row,) = hint(engine, "admin_query_broker_run_status")
     assert (row["acceptSubscribe"], row["acceptPublish"]) == tuple("false" if stop else "true" for stop in stops)
 
 
@@ -198,22 +198,22 @@ def join_raw(engine: MasterEngine, number: int, host: str, tls: int = 8124) -> A
 
 def test_a_broker_is_configured_as_tools_do_it() -> None:
     engine = master()
-    (row,) = do(engine, "admin_add_broker_configure", brokerIp="10.0.0.7")
+    (row,) = hint(engine, "admin_add_broker_configure", brokerIp="10.0.0.7")
     assert (row["success"], row["brokerId"]) == (True, 0x0A000007)
-    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.8", brokerId="8")
-    assert do(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="8")[0]["errCode"] == 402
-    assert do(engine, "admin_add_broker_configure", brokerIp="10.0.0.8", brokerId="9")[0]["errCode"] == 402
+    hint(engine, "admin_add_broker_configure", brokerIp="10.0.0.8", brokerId="8")
+    assert hint(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="8")[0]["errCode"] == 402
+    assert hint(engine, "admin_add_broker_configure", brokerIp="10.0.0.8", brokerId="9")[0]["errCode"] == 402
     assert join_raw(engine, 8, "10.0.0.8").errCode == 400  # a draft
-    do(engine, "admin_online_broker_configure", brokerId="8")
+    hint(engine, "admin_online_broker_configure", brokerId="8")
     assert join_raw(engine, 8, "10.0.0.9").errCode == 400
     assert join_raw(engine, 8, "10.0.0.8", tls=1).errCode == 400
     assert join_raw(engine, 8, "10.0.0.8").errCode == 200
-    rows = do(engine, "admin_query_broker_configure", brokerId="8")
+    rows = hint(engine, "admin_query_broker_configure", brokerId="8")
     assert [(row["manageStatus"], row["brokerTLSPort"]) for row in rows] == [("online", 8124)]
-    assert do(engine, "admin_reload_broker_configure", brokerId="8")[0]["success"]
-    assert do(engine, "admin_delete_broker_configure", brokerId="8,99")[0]["errCode"] == 406
-    do(engine, "admin_offline_broker_configure", brokerId="8")
-    assert [row["errCode"] for row in do(engine, "admin_delete_broker_configure", brokerId="8,99")] == [200, 401]
+    assert hint(engine, "admin_reload_broker_configure", brokerId="8")[0]["success"]
+    assert hint(engine, "admin_delete_broker_configure", brokerId="8,99")[0]["errCode"] == 406
+    hint(engine, "admin_offline_broker_configure", brokerId="8")
+    assert [row["errCode"] for row in hint(engine, "admin_delete_broker_configure", brokerId="8,99")] == [200, 401]
 
 
 def follow(engine: MasterEngine, member: Membership) -> None:
@@ -268,7 +268,7 @@ def test_a_member_can_be_made_to_give_up_what_it_has() -> None:
     everything = first.held | second.held
     assert first.held
     assert second.held
-    rows = do(engine, "admin_rebalance_group_allocate", groupName="lake", consumerId="c1,nobody", reJoinWait="2")
+    rows = hint(engine, "admin_rebalance_group_allocate", groupName="lake", consumerId="c1,nobody", reJoinWait="2")
     assert [row["errCode"] for row in rows] == [200, 401]
     follow(engine, first)
     assert not first.held
@@ -302,45 +302,45 @@ def test_a_member_can_be_made_to_give_up_what_it_has() -> None:
 )
 def test_bad_parameters_are_named(method: str, params: dict[str, str], text: str) -> None:
     engine = running()
-    do(engine, "admin_online_broker_configure", brokerId="1")
-    do(engine, "admin_offline_broker_configure", brokerId="1")
+    hint(engine, "admin_online_broker_configure", brokerId="1")
+    hint(engine, "admin_offline_broker_configure", brokerId="1")
     assert text in refused(engine, method, **params)
 
 
 def test_details_of_a_broker_are_what_it_was_told_and_what_it_says() -> None:
     engine = running()
-    (row,) = do(engine, "admin_query_broker_run_status", withDetail="true")
+    (row,) = hint(engine, "admin_query_broker_run_status", withDetail="true")
     assert (row["confCheckSumId"], row["writeStatusRpt"]) == (engine.cluster.brokers[1].check_sum, 0)
     assert [text.partition(":")[0] for text in row["brokerTopicSetConfInfo"]] == ["demo", "__offset_history__"]
     assert [text.partition(":")[0] for text in row["topicsServed"]] == ["__offset_history__", "demo"]
-    (plain,) = do(engine, "admin_query_broker_run_status")
+    (plain,) = hint(engine, "admin_query_broker_run_status")
     assert "topicsServed" not in plain
 
 
 def test_initial_queries_of_administration_tools_are_answered() -> None:
     engine = running()
-    assert do(engine, "admin_query_server_version")[0]["version"].startswith("penstock")
-    assert do(engine, "admin_query_master_group_info")[0]["statusInfo"] == {"nodeStatus": "MASTER"}
-    assert {"admin_add_new_topic_record"} <= {row["method"] for row in do(engine, "admin_get_methods")}
-    assert do(engine, "admin_get_metrics_info")[0]["metrics"]["topics"] == 1
-    assert do(engine, "admin_query_broker_topic_config_info")[0]["topicTotalCfgCnt"] == 1
+    assert hint(engine, "admin_query_server_version")[0]["version"].startswith("penstock")
+    assert hint(engine, "admin_query_master_group_info")[0]["statusInfo"] == {"nodeStatus": "MASTER"}
+    assert {"admin_add_new_topic_record"} <= {row["method"] for row in hint(engine, "admin_get_methods")}
+    assert hint(engine, "admin_get_metrics_info")[0]["metrics"]["topics"] == 1
+    assert hint(engine, "admin_query_broker_topic_config_info")[0]["topicTotalCfgCnt"] == 1
 
 
 def test_topics_get_what_their_brokers_and_the_cluster_say() -> None:
     engine = master()
     props = {"numPartitions": "5", "numTopicStores": "2", "deletePolicy": "delete,24h"}
-    do(engine, "admin_set_cluster_default_setting", **props, brokerPort="9123", brokerWebPort="9081")
-    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.1", brokerId="1", numPart="7", accPub="false")
-    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.2", brokerId="2", numPart="8", brokerPort="1")
-    rows = do(engine, "admin_query_broker_configure")
+    hint(engine, "admin_set_cluster_default_setting", **props, brokerPort="9123", brokerWebPort="9081")
+    hint(engine, "admin_add_broker_configure", brokerIp="10.0.0.1", brokerId="1", numPart="7", accPub="false")
+    hint(engine, "admin_add_broker_configure", brokerIp="10.0.0.2", brokerId="2", numPart="8", brokerPort="1")
+    rows = hint(engine, "admin_query_broker_configure")
     assert [(row["brokerPort"], row["brokerWebPort"], row["numPartitions"], row["numTopicStores"]) for row in rows] == [
         (9123, 9081, 7, 2), (1, 9081, 8, 2),
     ]  # fmt: skip
     for name, brokers in (("on_one", "1"), ("on_both", "1,2"), ("said", "1")):
         said = {"numPartitions": "1", "acceptPublish": "true"} if name == "said" else {}
-        do(engine, "admin_add_new_topic_record", topicName=name, brokerId=brokers, **said)
-    do(engine, "admin_add_new_topic_record", topicName="everywhere")
-    rows = do(engine, "admin_query_topic_deploy_configure", topicName="on_one,on_both,said,everywhere")
+        hint(engine, "admin_add_new_topic_record", topicName=name, brokerId=brokers, **said)
+    hint(engine, "admin_add_new_topic_record", topicName="everywhere")
+    rows = hint(engine, "admin_query_topic_deploy_configure", topicName="on_one,on_both,said,everywhere")
     names = ("topicName", "brokerId", "numPartitions", "numTopicStores", "deletePolicy", "acceptPublish")
     assert [tuple(row[name] for name in names) for row in rows] == [
         ("everywhere", 1, 7, 2, "delete,24h", False),
@@ -351,7 +351,7 @@ def test_topics_get_what_their_brokers_and_the_cluster_say() -> None:
         ("said", 1, 1, 2, "delete,24h", True),
     ]
     assert engine.cluster.topics["everywhere"].common == TopicDeployment(5, 2, delete_policy="delete,24h")
-    (row,) = do(engine, "admin_query_cluster_default_setting")
+    (row,) = hint(engine, "admin_query_cluster_default_setting")
     assert (row["numPartitions"], row["deletePolicy"], row["brokerPort"]) == (5, "delete,24h", 9123)
     assert "1 to 9999" in refused(engine, "admin_set_cluster_default_setting", numPartitions="0")
 
@@ -361,41 +361,41 @@ def test_reading_and_writing_are_switched_each_apart() -> None:
     steps = [({"acceptPublish": "false"}, "only-read"), ({"acceptSubscribe": "false"}, "offline"),
              ({"acceptPublish": "true"}, "only-write"), ({"isAcceptSubscribe": "true"}, "online")]  # fmt: skip
     for params, status in steps:
-        do(engine, "admin_set_broker_read_or_write", brokerId="1", **params)
-        assert do(engine, "admin_query_broker_configure")[0]["manageStatus"] == status
+        hint(engine, "admin_set_broker_read_or_write", brokerId="1", **params)
+        assert hint(engine, "admin_query_broker_configure")[0]["manageStatus"] == status
     assert "required" in refused(engine, "admin_set_broker_read_or_write", brokerId="1")
-    do(engine, "admin_update_broker_configure", brokerId="1", manageStatus="only-read")
-    assert do(engine, "admin_query_broker_run_status")[0]["manageStatus"] == "only-read"
-    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="9", manageStatus="draft")
-    (row,) = do(engine, "admin_set_broker_read_or_write", brokerId="9", acceptPublish="false")
+    hint(engine, "admin_update_broker_configure", brokerId="1", manageStatus="only-read")
+    assert hint(engine, "admin_query_broker_run_status")[0]["manageStatus"] == "only-read"
+    hint(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="9", manageStatus="draft")
+    (row,) = hint(engine, "admin_set_broker_read_or_write", brokerId="9", acceptPublish="false")
     assert (row["errCode"], row["success"]) == (405, False)
 
 
 def test_queries_return_only_the_requested_rows() -> None:
     engine = master(TopicSetting("demo"), TopicSetting("other", brokers=(9,), status=1))
     join_broker(engine)
-    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="9")
-    status = {row["brokerId"]: row for row in do(engine, "admin_query_broker_run_status")}
+    hint(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="9")
+    status = {row["brokerId"]: row for row in hint(engine, "admin_query_broker_run_status")}
     assert [(status[n]["runStatus"], status[n]["enableTLS"]) for n in (1, 9)] == [("running", False), ("-", "-")]
-    do(engine, "admin_online_broker_configure", brokerId="9")
-    (row,) = do(engine, "admin_query_broker_run_status", brokerIp="10.0.0.9")
+    hint(engine, "admin_online_broker_configure", brokerId="9")
+    (row,) = hint(engine, "admin_query_broker_run_status", brokerIp="10.0.0.9")
     assert (row["runStatus"], row["isBrokerOnline"]) == ("unRegister", "-")
     for only in ("onlyAbnormal", "onlyAutoForbidden", "onlyEnableTLS"):
-        assert do(engine, "admin_query_broker_run_status", **{only: "true"}) == []
+        assert hint(engine, "admin_query_broker_run_status", **{only: "true"}) == []
 
     def topics(**asked: str) -> list[tuple[str, list[int]]]:
-        rows = do(engine, "admin_query_topic_info", **asked)
+        rows = hint(engine, "admin_query_topic_info", **asked)
         return [(row["topicName"], [place["brokerId"] for place in row["topicInfo"]]) for row in rows]
 
     assert topics() == [("demo", [1, 9]), ("other", [9])]
     assert topics(brokerId="1") == [("demo", [1])]
     assert topics(topicStatusId="1") == [("other", [9])]
     assert topics(brokerId="5") == []
-    assert [row["brokerId"] for row in do(engine, "admin_query_topic_deploy_configure", brokerId="9")] == [9, 9]
-    rows = do(engine, "admin_query_broker_configure", topicName="other", withTopic="true")
+    assert [row["brokerId"] for row in hint(engine, "admin_query_topic_deploy_configure", brokerId="9")] == [9, 9]
+    rows = hint(engine, "admin_query_broker_configure", topicName="other", withTopic="true")
     assert [(row["brokerId"], [topic["topicName"] for topic in row["topicSet"]]) for row in rows] == [
         (9, ["demo", "other"])
     ]
-    rows = do(engine, "admin_query_broker_configure", topicName="other", isInclude="false")
+    rows = hint(engine, "admin_query_broker_configure", topicName="other", isInclude="false")
     assert [row["brokerId"] for row in rows] == [1]
     assert "topicSet" not in rows[0]

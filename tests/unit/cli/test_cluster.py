@@ -47,7 +47,7 @@ def test_the_command_prints_members_and_what_to_do(
     head = "one is active" if active else "no node is active"
     assert done.status == (0 if active else 1)
     assert done.out.startswith(f"cluster plant: {head}\netcd: 0.0 MiB, last commits: mqtt {MOST_LAG + 10}\nNODE")
-    assert "warning cluster: two cannot become active\n  why: no log\n  do:  remove the cause" in done.out
+    assert "warning cluster: two cannot become active\n  why: no log\n  hint: remove the cause" in done.out
     assert ("problem cluster: no node is active" in done.out) is (active is None)
     done = penstock("cluster", "status", "--json")
     rows = [json.loads(line) for line in done.out.splitlines()]

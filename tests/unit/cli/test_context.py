@@ -290,7 +290,7 @@ def test_a_master_of_an_unknown_node_needs_its_http_address(penstock: Command, m
     """Otherwise the command would ask the node on this machine about the topics of another one."""
     expected = "--tube-master plant:1 is set without --http"
     done = penstock(*TOPICS, "--tube-master", "plant:1")
-    assert (done.status, expected in done.err, "do:  set it: --http HOST:PORT" in done.err) == (2, True, True)
+    assert (done.status, expected in done.err, "hint: set it: --http HOST:PORT" in done.err) == (2, True, True)
     penstock("context", "add", "plant", "--tube-master", "plant:1")
     assert expected in penstock(*TOPICS).err
     monkeypatch.setenv("PENSTOCK_TUBE_MASTER", "plant:2")

@@ -18,7 +18,7 @@ def test_a_directory_that_cannot_be_used_is_status_2(penstock: Command, tmp_path
     done = penstock("demo", "--dir", str(tmp_path / name))
     assert (done.status, done.out) == (2, "")
     assert said in done.err
-    assert "  do:  use a " in done.err
+    assert "  hint: use a " in done.err
 
 
 def test_chaos_and_attach_exclude_each_other(penstock: Command) -> None:

@@ -33,7 +33,7 @@ async def test_the_node_of_the_data_directory_is_asked(
         shown = capfd.readouterr().out
         assert f"ready, pid {ready.pid} at http://{ready.http}" in shown
         assert "listeners" not in shown  # the node uses the addresses
-        node._failures["tube"] = lambda: StorageError("the disk failed", why="input/output error", do="replace it")
+        node._failures["tube"] = lambda: StorageError("the disk failed", why="input/output error", hint="replace it")
         assert await run("--data-dir", data, "--json") == 1
         rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
         assert {
@@ -41,7 +41,7 @@ async def test_the_node_of_the_data_directory_is_asked(
             "part": "tube",
             "what": "the disk failed",
             "why": "input/output error",
-            "do": "replace it",
+            "hint": "replace it",
         } in rows
     finally:
         node._failures.pop("tube", None)
@@ -94,12 +94,12 @@ def test_the_archive_of_the_classes_of_spark_is_reported(
         return dict(found)
 
     found = row()
-    assert (found["level"], found["do"]) == ("ok", "start pipelines faster: penstock pipeline warm-up")
+    assert (found["level"], found["hint"]) == ("ok", "start pipelines faster: penstock pipeline warm-up")
     archive.touch()
     assert row()["what"] == f"Java is {tmp_path / 'java'}, and its classes are archived"
 
     def none() -> Java:
-        raise ConfigError("no Java was found", do="install one")
+        raise ConfigError("no Java was found", hint="install one")
 
     monkeypatch.setattr("penstock.spark.environment.java.find_java", none)
     assert (row()["level"], row()["what"]) == ("warning", "no Java was found")
@@ -123,7 +123,7 @@ def test_properties_of_the_machine_that_break_spark_are_warnings(
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     (found,) = (row for row in rows if row["part"] == "spark" and row["level"] == "warning")
     assert found["what"] == "/lib/ld-musl-x86_64.so.1 exists, although this system has glibc"
-    assert "apt remove musl" in found["do"]
+    assert "apt remove musl" in found["hint"]
 
 
 async def test_a_bundle_has_state_and_configuration_but_no_secrets(
@@ -170,4 +170,4 @@ async def test_the_option_for_a_bundle_is_named_by_the_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert await run("bundle") == 2
-    assert "  do:  for a support bundle: penstock doctor --bundle FILE\n" in capfd.readouterr().err
+    assert "  hint: for a support bundle: penstock doctor --bundle FILE\n" in capfd.readouterr().err

@@ -218,7 +218,7 @@ def test_watch_reports_outages_on_standard_error(
 
 @pytest.mark.parametrize(
     "error",
-    [UnavailableError("mqtt: no connection", why="refused", do=START), RefusedError("state store: no", do="ask")],
+    [UnavailableError("mqtt: no connection", why="refused", hint=START), RefusedError("state store: no", hint="ask")],
 )
 def test_errors_of_the_state_store_are_exit_status_1(store: Store, penstock: Command, error: Exception) -> None:
     store.error = error
@@ -231,7 +231,7 @@ def test_the_hint_names_the_option_if_no_broker_answers(penstock: Command) -> No
     done = penstock("kv", "get", "k", "--broker", "mqtt://127.0.0.1:1")
     assert (done.status, done.out) == (1, "")
     assert done.err.startswith("penstock: mqtt: no connection to 127.0.0.1:1\n  why: ")
-    assert done.err.endswith(f"  do:  {START}\n")
+    assert done.err.endswith(f"  hint: {START}\n")
 
 
 def test_keys_that_are_no_text_are_given_in_base64(store: Store, penstock: Command) -> None:
@@ -279,7 +279,7 @@ def test_the_connection_is_described_once_for_every_command(store: Store, pensto
     assert done.status == 2
     assert done.err == (
         "penstock: --password-file: '/nonexistent/p' cannot be read\n  why: No such file or directory\n"
-        "  do:  use a file that this user can read, on each machine that needs it; its first line is the password\n"
+        "  hint: use a file that this user can read, on each machine that needs it; its first line is the password\n"
     )
 
 
@@ -297,7 +297,7 @@ def test_a_user_name_and_a_password_need_each_other(store: Store, penstock: Comm
 
 @pytest.mark.parametrize("code", [0x86, 0x87])
 def test_a_refused_login_names_the_options(store: Store, penstock: Command, code: int) -> None:
-    store.error = RefusedError("mqtt: edge:1883 refused CONNECT", code=code, do="ask")
+    store.error = RefusedError("mqtt: edge:1883 refused CONNECT", code=code, hint="ask")
     done = penstock("kv", "get", "k")
     assert done.status == 1
     for name in ("--username", "--password-file", "PENSTOCK_USERNAME", "--cert-file"):
@@ -322,9 +322,9 @@ def test_a_login_that_the_policy_refuses_names_policy_and_client_id(
 
 
 def test_a_request_that_the_policy_refuses_keeps_its_hint(store: Store, penstock: Command) -> None:
-    store.error = error = RefusedError("mqtt: edge:1883 refused", code=0x87, do="grant Subscribe on 'clients/#'")
+    store.error = error = RefusedError("mqtt: edge:1883 refused", code=0x87, hint="grant Subscribe on 'clients/#'")
     error.needs_grant = True
-    assert "do:  grant Subscribe on 'clients/#'" in penstock("kv", "get", "k").err
+    assert "hint: grant Subscribe on 'clients/#'" in penstock("kv", "get", "k").err
 
 
 def test_a_watched_key_that_looks_like_a_pattern(store: Store, penstock: Command) -> None:

@@ -197,10 +197,13 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--nothing"], "No such option"),
         (["kv"], "Usage: penstock kv"),
         (["kv", "get"], "Missing argument"),
-        (["kv", "get", "a", "b"], "unexpected extra argument(s) (b)\n  do:  see penstock kv get --help\n"),
-        (["tube", "offset", "reset", "lake", "water"], "do:  set the topic by its option: --topic water; see penstock"),
-        (["tube", "topic", "search", "water", "4 bar"], "do:  search for a text by its option: --text '4 bar'; see"),
-        (["kv", "list"], "No such command 'list'\n  do:  use penstock kv scan"),
+        (["kv", "get", "a", "b"], "unexpected extra argument(s) (b)\n  hint: see penstock kv get --help\n"),
+        (
+            ["tube", "offset", "reset", "lake", "water"],
+            "hint: set the topic by its option: --topic water; see penstock",
+        ),
+        (["tube", "topic", "search", "water", "4 bar"], "hint: search for a text by its option: --text '4 bar'; see"),
+        (["kv", "list"], "No such command 'list'\n  hint: use penstock kv scan"),
         (["tube", "group", "reset", "lake"], "use penstock tube offset reset"),
         (["tube", "offset", "reset", "lake", "--yes"], "No such option: --yes\n"),
         (["kv", "scan", "--jsn"], "No such option: --jsn. Did you mean '--json'?"),
@@ -229,12 +232,12 @@ def test_a_name_of_another_tool_is_no_command_and_its_own_name_is(
 def test_a_usage_error_begins_with_the_failure_and_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "kv", "get")[2].splitlines() == [
         "penstock: Missing argument 'KEY'",
-        "  do:  penstock kv get [OPTIONS] KEY; see penstock kv get --help",
+        "  hint: penstock kv get [OPTIONS] KEY; see penstock kv get --help",
     ]
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(RefusedError("no", why="w", do="d"), 1), (ConfigError("bad", why="w", do="d"), 2)]
+    ("error", "status"), [(RefusedError("no", why="w", hint="d"), 1), (ConfigError("bad", why="w", hint="d"), 2)]
 )
 def test_an_error_of_a_command_is_explained_there_too(
     error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -251,7 +254,7 @@ def test_an_error_of_a_command_is_explained_there_too(
     monkeypatch.setitem(cli.COMMANDS, "fails", cli.CommandEntry("penstock_test_fails", "Fails."))
     found, out, err = run(capsys, "fails")
     assert (found, out) == (status, "")
-    assert err.splitlines()[1:] == ["  why: w", "  do:  d"]
+    assert err.splitlines()[1:] == ["  why: w", "  hint: d"]
 
 
 @pytest.mark.parametrize(("module", "extra"), [("pyarrow", "spark"), ("grpc", "cluster")])
@@ -267,7 +270,7 @@ def test_a_missing_extra_is_named_in_an_error(module: str, extra: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"penstock: {module} is not installed\n  why: this command needs the extra {extra!r}\n"
-        f'  do:  pip install "penstock[{extra}]"\n'
+        f'  hint: pip install "penstock[{extra}]"\n'
     )
 
 
@@ -280,10 +283,10 @@ def test_an_import_that_fails_inside_a_package_is_not_reported_as_a_missing_pack
     monkeypatch.setitem(cli.COMMANDS, "broken", cli.CommandEntry("penstock_broken", ""))
     status, out, err = run(capsys, "broken")
     assert (status, out) == (2, "")
-    first, why, do = err.splitlines()
+    first, why, hint = err.splitlines()
     assert first == "penstock: pyspark is installed but cannot be imported"
     assert "missing" in why
-    assert "pip install --force-reinstall" in do
+    assert "pip install --force-reinstall" in hint
 
 
 def test_the_table_of_extras_is_that_of_the_project() -> None:
@@ -338,7 +341,7 @@ def test_a_full_disk_behind_standard_output_is_explained() -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "penstock: the output could not be written\n  why: No space left on device\n"
-        "  do:  free disk space and run it again\n"
+        "  hint: free disk space and run it again\n"
     )
 
 

@@ -71,7 +71,7 @@ def test_a_table_that_is_too_wide_for_a_terminal_is_folded_in_its_columns(monkey
 
 def test_text_is_folded_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "the first words of a long text, then run `penstock kv get a-key-with-a-long-name` now"
-    assert output.fold("  do:  ", text) == f"  do:  {text}"
+    assert output.fold("  hint: ", text) == f"  hint: {text}"
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("COLUMNS", "60")
     assert output.fold("\x1b[31mdo:\x1b[0m ", text).splitlines() == [
@@ -84,7 +84,7 @@ def test_notes_and_errors_are_folded_on_a_terminal_without_breaking_commands(mon
     error = UnavailableError(
         "topic 'plant' does not exist at the master of this node",
         why="the master announces no partition of it",
-        do="create it (penstock tube topic create plant), or correct the name (penstock tube topic list)",
+        hint="create it (penstock tube topic create plant), or correct the name (penstock tube topic list)",
     )
     for terminal, width in ((io.StringIO(), 7), (Terminal(), 60)):
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -95,7 +95,7 @@ def test_notes_and_errors_are_folded_on_a_terminal_without_breaking_commands(mon
         assert "  why: the master announces no partition of it" in lines
         if terminal.isatty():
             assert lines[-2:] == [
-                "  do:  create it (penstock tube topic create plant), or",
+                "  hint: create it (penstock tube topic create plant), or",
                 "       correct the name (penstock tube topic list)",
             ]
             assert lines[:2] == ["penstock: topic 'plant' does not exist at the master of", "  this node"]
@@ -106,7 +106,7 @@ def test_an_error_in_json_is_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setattr(output, "_json_errors", True)
     monkeypatch.setenv("COLUMNS", "40")
-    output.print_error(UnavailableError("a long error " * 9, do="run `penstock up`"))
+    output.print_error(UnavailableError("a long error " * 9, hint="run `penstock up`"))
     assert terminal.getvalue().count("\n") == 1
     assert json.loads(terminal.getvalue())["error"]["what"] == "a long error " * 9
 
@@ -182,10 +182,10 @@ def test_raw_bytes_leave_as_they_are(capfdbinary: pytest.CaptureFixture[bytes]) 
 
 
 def test_an_error_says_what_why_and_do(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_error(RefusedError("kv: no\x1b", why="because", do="this"))
+    output.print_error(RefusedError("kv: no\x1b", why="because", hint="this"))
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "penstock: kv: no\\x1b\n  why: because\n  do:  this\n"
+    assert captured.err == "penstock: kv: no\\x1b\n  why: because\n  hint: this\n"
     output.print_error(ConfigError("f:1:1: option 'a': bad\nf:2:1: option 'b': bad"))
     assert capsys.readouterr().err == "penstock: f:1:1: option 'a': bad\npenstock: f:2:1: option 'b': bad\n"
     output.print_error(ValueError("odd"))

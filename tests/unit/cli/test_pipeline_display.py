@@ -81,14 +81,14 @@ def test_a_waiting_run_names_the_lease_holder_at_once(capsys: pytest.CaptureFixt
 
 
 def test_a_sink_that_failed_alone_is_reported_with_cause_and_action(capsys: pytest.CaptureFixture[str]) -> None:
-    error = "sink 'rows': offset 3 is no longer stored\n  why: retention removed it\n  do:  accept the gap"
+    error = "sink 'rows': offset 3 is no longer stored\n  why: retention removed it\n  hint: accept the gap"
     LineRunDisplay().show_event(
         {"event": "sinks_failed", "pipeline": "p", "run": "r", "sinks": ["rows"], "error": error}
     )
     assert capsys.readouterr().err.splitlines() == [
         "p: sink 'rows': offset 3 is no longer stored; the other sinks continue",
         "  why: retention removed it",
-        "  do:  accept the gap",
+        "  hint: accept the gap",
     ]
 
 

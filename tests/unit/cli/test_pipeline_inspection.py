@@ -206,7 +206,7 @@ def test_status_of_a_run_that_has_ended(
 def test_status_of_a_run_that_continues_without_a_sink(
     run: RecordedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    why = "sink 'rows': offset 3 is no longer stored\n  why: retention removed it\n  do:  accept the gap"
+    why = "sink 'rows': offset 3 is no longer stored\n  why: retention removed it\n  hint: accept the gap"
     record = lease.RunRecord("abc", "edge-7", 42, since="2024-05-01T00:00:00Z", at="2024-05-01T01:00:00Z", why=why)
     monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.LeaseHolder("abc", 5_000, record))
     assert main(["pipeline", "status", str(run.file), "--state-dir", str(run.state)]) == 0

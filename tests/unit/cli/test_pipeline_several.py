@@ -112,7 +112,7 @@ def test_what_several_pipelines_do_not_support(
 def test_sinks_are_shown_with_their_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     lines = LineRunDisplay(several=True)
     lines.show_event({"event": "rows", "pipeline": "water", "sink": "look", "batch": 0, "rows": ["{}"]})
-    lines.show_event({"event": "failed", "pipeline": "second", "error": "no topic\n  do:  create it"})
+    lines.show_event({"event": "failed", "pipeline": "second", "error": "no topic\n  hint: create it"})
     printed = capsys.readouterr()
     assert printed.out == "water/look: {}\n"
-    assert printed.err.splitlines() == ["pipeline second: failed: no topic", "  do:  create it"]
+    assert printed.err.splitlines() == ["pipeline second: failed: no topic", "  hint: create it"]

@@ -45,7 +45,7 @@ async def test_a_reload_returns_with_its_result(tmp_path: Path, capfd: pytest.Ca
 
         wanted = NodeConfig.model_validate(start.model_dump() | {"log_level": "error"})
         status, out, _ = await run("--json")
-        warning = "log_level was changed after the start: the previous setting applies; do: restart the node"
+        warning = "log_level was changed after the start: the previous setting applies; hint: restart the node"
         assert (status, json.loads(out)) == (0, {"disconnected": 0, "warnings": [warning]})
         assert await run() == (0, "", f"reloaded\nwarning: {warning}\n")
 

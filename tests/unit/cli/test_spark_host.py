@@ -46,7 +46,7 @@ def test_musl_next_to_glibc(machine: Machine) -> None:
     found = only(machine)
     assert found.what.startswith("/lib/ld-musl-x86_64.so.1 exists")
     assert "UnsatisfiedLinkError" in found.why
-    assert "apt remove musl" in found.do
+    assert "apt remove musl" in found.hint
     assert list(host_problems(machine._replace(libc=""), "PATH")) == []  # a system with musl alone
     options = machine.environ["JAVA_TOOL_OPTIONS"] + " -Dorg.xerial.snappy.lib.path=/opt/snappy"
     assert list(host_problems(machine._replace(environ={"JAVA_TOOL_OPTIONS": options}), "PATH")) == []

@@ -35,14 +35,14 @@ async def test_a_node_is_found_by_its_data_directory(tmp_path: Path, capfd: pyte
             assert text in shown
         assert max(map(len, shown.splitlines())) <= 80 + len(str(tmp_path))
         assert await run("status", "--http", f"https://{ready.http}") == 1
-        assert "do:  use the port with TLS" in capfd.readouterr().err
+        assert "hint: use the port with TLS" in capfd.readouterr().err
         assert await run("status", "--http", ready.http, "--json") == 0
         found = json.loads(capfd.readouterr().out)
         assert found["node"]["pid"] == ready.pid
-        node._failures["tube"] = lambda: StorageError("the disk failed", why="input/output error", do="replace it")
+        node._failures["tube"] = lambda: StorageError("the disk failed", why="input/output error", hint="replace it")
         assert await run("status", "--data-dir", tmp_path) == 1
         shown = capfd.readouterr().out
-        assert "problem tube: the disk failed\n  why: input/output error\n  do:  replace it\n" in shown
+        assert "problem tube: the disk failed\n  why: input/output error\n  hint: replace it\n" in shown
     finally:
         node._failures.pop("tube", None)
         await node.close()

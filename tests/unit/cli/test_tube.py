@@ -244,8 +244,8 @@ def test_an_unknown_topic_has_a_similar_name_and_says_how_topics_are_created(web
     assert TubeConnectionOptions(http="").topics() == []
     for names, first in ((known, "did you mean 'temperature'? Otherwise create it"), ([], "list the topics: ")):
         error = no_topic("127.0.0.1:8715", "temperatur", known=names)
-        assert (error.do or "").startswith(first)
-        assert "penstock tube topic create temperatur, or name it in a rule" in (error.do or "")
+        assert (error.hint or "").startswith(first)
+        assert "penstock tube topic create temperatur, or name it in a rule" in (error.hint or "")
 
 
 def test_fsck_of_a_running_node_names_the_commands_that_can_be_used(penstock: Command, tmp_path: Path) -> None:

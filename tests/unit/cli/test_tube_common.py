@@ -178,7 +178,7 @@ def test_the_hint_names_the_data_directory_if_the_default_address_was_used(
     """After `penstock up --data-dir elsewhere` other commands do not find the node."""
 
     def absent(*_: object, **__: object) -> NoReturn:
-        raise UnavailableError("absent", do="start a node (penstock up), or set the HTTP address: --http HOST:PORT")
+        raise UnavailableError("absent", hint="start a node (penstock up), or set the HTTP address: --http HOST:PORT")
 
     monkeypatch.setattr("penstock.tube.client.web.call", absent)
     monkeypatch.chdir(tmp_path)

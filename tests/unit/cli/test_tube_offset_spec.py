@@ -95,13 +95,13 @@ def test_times() -> None:
 def test_invalid_offsets_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--from: got") as caught:
         parse_offset(text, "--from")
-    assert "earliest, latest, a time" in (caught.value.do or "")
+    assert "earliest, latest, a time" in (caught.value.hint or "")
 
 
 def test_offsets_are_multiples() -> None:
     with pytest.raises(ConfigError, match="--from: 10 is not an offset") as caught:
         parse_offset("10", "--from")
-    assert caught.value.do == "write a multiple of 28; for a number of messages write +N or -N"
+    assert caught.value.hint == "write a multiple of 28; for a number of messages write +N or -N"
 
 
 def test_partitions() -> None:

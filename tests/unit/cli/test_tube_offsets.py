@@ -282,7 +282,7 @@ def test_watching_continues_after_a_failure(
     penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web, pauses: list[float]
 ) -> None:
     ask = web.call
-    fails = iter([UnavailableError("nobody answers at h:1", do="wait"), None])
+    fails = iter([UnavailableError("nobody answers at h:1", hint="wait"), None])
 
     def call(address: str, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
         if method == "admin_query_broker_run_status" and (error := next(fails, None)) is not None:
@@ -345,7 +345,7 @@ def test_offsets_of_an_unavailable_broker_are_not_reported_as_missing(
         assert done.err.splitlines()[-3:] == [
             "penstock: the offsets and the lag of group 'other' are not known",
             "  why: broker 2 does not respond",
-            "  do:  start it",
+            "  hint: start it",
         ]
 
 

@@ -323,7 +323,7 @@ def test_the_hint_names_the_option_if_no_master_answers(
     assert (done.status, done.out) == (1, "")
     assert done.err == (
         "penstock: tube: no connection to edge:1\n  why: refused\n"
-        "  do:  start a node (penstock up), or set the address of its TubeMQ master: --tube-master HOST:PORT\n"
+        "  hint: start a node (penstock up), or set the address of its TubeMQ master: --tube-master HOST:PORT\n"
     )
 
 

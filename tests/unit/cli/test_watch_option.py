@@ -23,7 +23,7 @@ def test_without_an_interval_it_runs_once_and_raises_errors() -> None:
 def test_temporary_errors_are_printed_and_permanent_errors_end_the_loop(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers: Iterator[int | Exception] = iter([UnavailableError("away", do="wait"), 2, ConfigError("no such file")])
+    answers: Iterator[int | Exception] = iter([UnavailableError("away", hint="wait"), 2, ConfigError("no such file")])
     pauses: list[float] = []
     monkeypatch.setattr("penstock.cli.options.time.sleep", pauses.append)
 
@@ -38,4 +38,4 @@ def test_temporary_errors_are_printed_and_permanent_errors_end_the_loop(
         options.repeat(look, shown.append, 3.0, as_json=True)
     printed = capsys.readouterr()
     assert (shown, pauses, printed.out) == ([2], [3.0, 3.0], "")
-    assert printed.err == "penstock: away\n  do:  wait\n"
+    assert printed.err == "penstock: away\n  hint: wait\n"

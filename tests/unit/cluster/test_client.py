@@ -66,7 +66,7 @@ def test_a_rejected_call_has_a_remedy(code: grpc.StatusCode, text: str, remedy: 
     failure = failure_of(_Error(code, text), "etcd-1:2379", "KV/Txn")
     assert isinstance(failure, RefusedError)
     assert failure.text == text
-    assert remedy in (failure.do or "")
+    assert remedy in (failure.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_rejected_call_has_a_remedy(code: grpc.StatusCode, text: str, remedy: 
     ],
 )
 def test_the_remedy_for_a_call_without_an_answer(text: str, remedy: str) -> None:
-    assert remedy in (failure_of(_Error(grpc.StatusCode.UNAVAILABLE, text), "etcd-1:2379", "KV/Txn").do or "")
+    assert remedy in (failure_of(_Error(grpc.StatusCode.UNAVAILABLE, text), "etcd-1:2379", "KV/Txn").hint or "")
 
 
 @pytest.mark.parametrize("endpoints", [[], ["no-port"], ["127.0.0.1:2379", "::1:2379"]])

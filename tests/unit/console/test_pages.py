@@ -101,4 +101,4 @@ async def test_a_cursor_of_another_column_is_refused() -> None:
 async def test_columns_and_limits_are_checked(query: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError) as caught:
         await page(ROWS, PageQuery(**query))
-    assert caught.value.do is not None
+    assert caught.value.hint is not None

@@ -156,7 +156,7 @@ def test_damaged_files_and_a_directory_in_use() -> None:
         with pytest.raises(StorageError, match="files of the profile aio") as raised:
             prepare(config, NOW)
         assert why in (raised.value.why or "")
-        assert str(files.directory) in (raised.value.do or "")
+        assert str(files.directory) in (raised.value.hint or "")
     files.token.write_bytes(token)
     with DataDirectory(config.data_dir), pytest.raises(UnavailableError):
         prepare(config, NOW)

@@ -280,7 +280,7 @@ def test_an_interrupted_backup_is_removed_and_leaves_earlier_ones(tmp_path: Path
         (Item({"file": "a", "at": 0, "crc": 5}, b"x"), "is damaged at byte 0 of a"),
         (Item({"file": "a", "at": 7, "crc": crc32(b"x")}, b"x"), "is damaged at byte 7 of a"),
         (Item({"file": "../a", "at": 0, "crc": crc32(b"x")}, b"x"), "invalid name '../a'"),
-        (Item({"error": {"what": "no", "why": "because", "hint": "wait"}}), "no\n  why: because\n  do:  wait"),
+        (Item({"error": {"what": "no", "why": "because", "hint": "wait"}}), "no\n  why: because\n  hint: wait"),
     ],
 )
 def test_a_bad_stream_is_refused(tmp_path: Path, item: Item, reason: str) -> None:

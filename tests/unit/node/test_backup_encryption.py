@@ -286,7 +286,7 @@ PUBLIC = "age19jarn5qy399wmldksrn20xe7ppqq86g3c882hatv4tlen25pafyq35j5q5"
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "contains no public key\n  do:  create a key: penstock keygen"),
+        ("", "contains no public key\n  hint: create a key: penstock keygen"),
         ("# only\n", "contains no public key"),
         (f"\n{IDENTITY}\n", "contains a secret key in line 2"),
         ("-----BEGIN OPENSSH PRIVATE KEY-----\n", "contains a secret key in line 1"),
@@ -310,12 +310,12 @@ def test_an_invalid_file_of_public_keys_is_explained(tmp_path: Path, content: st
     [
         ("# none\n", "contains no secret key"),
         (f"{PUBLIC}\n", "line 1 of FILE is not a secret key\n  why: it is a public key, which encrypts only"),
-        ("hunter2\n", "line 1 of FILE is not a secret key\n  do:  set the file that"),
+        ("hunter2\n", "line 1 of FILE is not a secret key\n  hint: set the file that"),
         (f"{IDENTITY[:-1]}\n", "FILE contains no valid secret key\n  why: "),
         ("-----BEGIN OPENSSH PRIVATE KEY-----\n", "FILE contains no valid secret key\n  why: "),
         (
             "age-encryption.org/v1\n-> scrypt\n--- \xff",
-            "FILE is encrypted with a passphrase\n  do:  pass it through a pipe: age --decrypt",
+            "FILE is encrypted with a passphrase\n  hint: pass it through a pipe: age --decrypt",
         ),
     ],
 )

@@ -61,7 +61,7 @@ async def test_a_directory_of_another_kind_is_refused(tmp_path: Path, place: str
     with pytest.raises(StorageError, match="is not a data directory of penstock") as refused:
         await serve_broker(settings, lambda _: None)
     assert ("Apache" in str(refused.value)) == apache
-    assert "--data-dir" in str(refused.value.do)
+    assert "--data-dir" in str(refused.value.hint)
 
 
 async def test_the_data_directory_of_a_running_node_or_broker_is_refused(tmp_path: Path) -> None:

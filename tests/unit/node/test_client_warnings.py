@@ -35,7 +35,7 @@ def test_a_slow_client_is_named_once_a_minute_with_its_total(
     first, second = lines(caplog)
     assert first.startswith("queue of client 'slow-reader' (user ann) is full: 2 messages dropped since ")
     assert second.startswith("queue of client 'slow-reader' (user ann) is full: 122 messages dropped since ")
-    assert "; do: " in second
+    assert "; hint: " in second
     assert [warning.what.split(" since ")[0] for warning in watch.warnings()] == [
         "queue of client 'slow-reader' (user ann) is full: 180 messages dropped"
     ]
@@ -56,7 +56,7 @@ def test_denied_commands_name_client_permission_and_key(events: ClientEvents, ca
     assert told.startswith(
         "2 state store commands of client 'press-9' (certificate press-9) denied by the policies since "
     )
-    assert told.endswith("do: if it needs them, grant Write on 'b' in the policy file, then SIGHUP")
+    assert told.endswith("hint: if it needs them, grant Write on 'b' in the policy file, then SIGHUP")
     assert watch.warnings() == [], "a denial does not make the node worse"
 
 

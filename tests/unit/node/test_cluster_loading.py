@@ -140,9 +140,9 @@ async def test_a_load_is_reported_and_repeated_after_an_error(tmp_path: Path, mo
     assert node._loads_snapshot(None), "the active node has ended, which the loader notices"
     assert node.problem == loader.progress
     assert f"cluster: {loader.progress}" in node.problems()
-    loader.ended, loader.failure = True, StorageError("no space", do="free space")
+    loader.ended, loader.failure = True, StorageError("no space", hint="free space")
     assert node._loads_snapshot(ACTIVE)
-    assert "no snapshot was loaded: no space; do: free space; the next attempt is in 1 s" in str(node.problem)
+    assert "no snapshot was loaded: no space; hint: free space; the next attempt is in 1 s" in str(node.problem)
     follow(node)
     assert not node._loads_snapshot(ACTIVE), "not before the pause has ended"
     node._snapshots._next_s = 0

@@ -76,7 +76,7 @@ def etcd(*reports: tuple[bytes, bytes], active: str | None = "one") -> Etcd:
     }
     if active is not None:
         values[leader_key(prefix)] = json.dumps({"node": active}).encode()
-    failure = EtcdUnavailableError("etcd 127.0.0.1:2: no answer", why="connection refused", do="check that it runs")
+    failure = EtcdUnavailableError("etcd 127.0.0.1:2: no answer", why="connection refused", hint="check that it runs")
     return Etcd(values, [EtcdStatus("127.0.0.1:1", "3.6.1", True, 4096, 0, ("alarm:CORRUPT",)), failure])
 
 
@@ -114,7 +114,7 @@ async def test_the_route_shows_the_cluster_to_viewers(tmp_path: Path, monkeypatc
     security = Security(passwords=users(tmp_path, "viola", "nemo"), viewers=["viola"])
     node = Node(config(tmp_path / "data", security=security))
     answers: list[ClusterSnapshot | PenstockError] = [
-        RefusedError("etcd: permission denied", why="no role", do="grant a role"),
+        RefusedError("etcd: permission denied", why="no role", hint="grant a role"),
         ConfigError("etcd.password cannot be read"),
         replace(HEALTHY, commit_wait_s=0.25),
     ]  # fmt: skip

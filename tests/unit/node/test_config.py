@@ -232,4 +232,4 @@ def test_a_misspelt_or_misplaced_option_has_a_short_error_with_a_suggestion(
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path / "penstock.yaml", {}, {})
     assert caught.value.what.endswith("is not known")
-    assert caught.value.do == suggestion
+    assert caught.value.hint == suggestion

@@ -26,7 +26,7 @@ def test_a_new_directory_is_made_locked_and_marked(tmp_path: Path) -> None:
         assert (directory.statestore, directory.tube) == (path / "statestore", path / "tube")
         with pytest.raises(UnavailableError, match=f"is in use by process {os.getpid()}") as caught:
             DataDirectory(path)
-        assert "--data-dir" in str(caught.value.do)
+        assert "--data-dir" in str(caught.value.hint)
     DataDirectory(path).close()
 
 
@@ -133,7 +133,7 @@ def test_a_lost_environment_is_no_new_one(tmp_path: Path, *, whole: bool) -> Non
         with pytest.raises(StorageError, match=r"has lost tube/master/data\.mdb") as caught:
             DataDirectory(tmp_path)
     assert not (master / "data.mdb").exists()
-    assert f"remove 'tube/master' from the list in {tmp_path / 'format.json'}" in str(caught.value.do)
+    assert f"remove 'tube/master' from the list in {tmp_path / 'format.json'}" in str(caught.value.hint)
     # As the operator is told.
     (tmp_path / "format.json").write_text('{"format": 1, "environments": ["mqtt"]}')
     with DataDirectory(tmp_path) as directory:
@@ -175,4 +175,4 @@ def test_a_directory_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StorageError, match="Permission denied") as caught:
         DataDirectory(tmp_path)
-    assert "--data-dir" in str(caught.value.do)
+    assert "--data-dir" in str(caught.value.hint)

@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 def found(file: Path, part: str, level: Level) -> list[CheckResult]:
     findings = list(diagnose(file, {}, {}))
     for finding in findings:
-        assert finding.level is Level.OK or finding.do, finding
+        assert finding.level is Level.OK or finding.hint, finding
     return [finding for finding in findings if finding.part == part and finding.level is level]
 
 

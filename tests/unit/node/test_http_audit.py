@@ -74,7 +74,7 @@ async def test_each_change_is_recorded_with_its_caller_before_it_is_answered(
 async def test_a_change_that_the_disk_refuses_is_answered_and_recorded_with_the_reason(tmp_path: Path) -> None:
     async def fail(_: Mapping[str, str], __: Caller) -> Mapping[str, object]:
         raise StorageError(
-            "tube: the settings cannot be written", path="master", why="Input/output error", do="restart"
+            "tube: the settings cannot be written", path="master", why="Input/output error", hint="restart"
         )
 
     trail = AuditTrail(tmp_path)
@@ -84,7 +84,7 @@ async def test_a_change_that_the_disk_refuses_is_answered_and_recorded_with_the_
         status, _, text = await ask(address, ADD)
     finally:
         await server.close()
-    reason = "tube: the settings cannot be written; why: Input/output error; do: restart"
+    reason = "tube: the settings cannot be written; why: Input/output error; hint: restart"
     assert (status, json.loads(text)) == (500, {"result": False, "errCode": 500, "errMsg": reason})
     (row,) = read_audit(tmp_path)
     assert (row["result"], row["errCode"], row["errMsg"]) == (False, 500, reason)

@@ -290,7 +290,7 @@ async def test_a_taken_port_names_the_option_and_leaves_nothing_behind(
     flag = option.replace("_", "-")
     with pytest.raises(UnavailableError, match=f"{flag}: cannot listen on 127.0.0.1:{port}") as caught:
         await node.start()
-    assert f"--{flag} " in str(caught.value.do)
+    assert f"--{flag} " in str(caught.value.hint)
     await node.close()
     taken.close()
     await taken.wait_closed()
@@ -316,7 +316,7 @@ async def test_all_ports_in_use_are_named_at_once(tmp_path: Path) -> None:
         await second.close()
         for option, address in (("mqtt", ready.mqtt), ("http", ready.http), ("tube-master", ready.tube_master)):
             assert f"{address} ({option})" in caught.value.what
-            assert f"--{option} 127.0.0.1:0" in str(caught.value.do)
+            assert f"--{option} 127.0.0.1:0" in str(caught.value.hint)
     finally:
         await first.close()
 

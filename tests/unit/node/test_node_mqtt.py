@@ -167,7 +167,7 @@ async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
         assert node.problems() == []
 
         def fail(*_: object) -> None:
-            raise StorageError("commit of 1 changes failed: no space left on device", do="make room, then restart")
+            raise StorageError("commit of 1 changes failed: no space left on device", hint="make room, then restart")
 
         monkeypatch.setattr(SessionStore, "commit", fail)
         writer = await connect(ready, "writer")
@@ -175,7 +175,7 @@ async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
         goodbye = await writer.next()
         assert isinstance(goodbye, Disconnect)
         assert goodbye.reason_code == 0x83
-        problem = "mqtt sessions: commit of 1 changes failed: no space left on device; do: make room, then restart"
+        problem = "mqtt sessions: commit of 1 changes failed: no space left on device; hint: make room, then restart"
         assert node.problems() == [problem]
         status, body = await http(ready.http, "/readyz")
         assert status == 503
@@ -208,7 +208,7 @@ async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
                 await asyncio.sleep(0.01)
             (warning,) = json.loads((await http(ready.http, "/readyz"))[1])["warnings"]
             assert "disk.max_bytes is 67108864" in warning
-            assert "do: shorten the retention" in warning
+            assert "hint: shorten the retention" in warning
             wire.send(Publish("a", b"x", 1, retain=True, packet_id=1))
             refused = await wire.next()
             assert isinstance(refused, PubAck)

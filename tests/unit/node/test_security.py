@@ -182,7 +182,7 @@ rules:
                 with pytest.raises(RefusedError, match="0x87") as refused:
                     await StateStoreClient(client).__aenter__()
                 # Topics of the client's name are shown as in a rule.
-                assert "Subscribe on 'clients/{clientIdHex}/#'" in (refused.value.do or "")
+                assert "Subscribe on 'clients/{clientIdHex}/#'" in (refused.value.hint or "")
         assert "applies to anonymous clients" not in caplog.text
         policies.write_text(EVERYTHING)
         assert security.reload(lambda: security.config)
@@ -381,7 +381,9 @@ async def test_new_certificates_and_limits_without_a_restart(tmp_path: Path, cap
         assert security.reload(lambda: NodeConfig.model_validate(changed))
         assert client.connected, "its authority is still trusted"
         restart = [record.getMessage() for record in caplog.records if "restart" in record.getMessage()]
-        assert restart == ["mqtt.bind was changed after the start: the previous setting applies; do: restart the node"]
+        assert restart == [
+            "mqtt.bind was changed after the start: the previous setting applies; hint: restart the node"
+        ]
         theirs = new.issue("press-8")
         renewed = TlsOptions(ca_file=new.file, cert_file=theirs[0], key_file=theirs[1])
         async with MqttClient.from_url(url, tls=renewed, reconnect=False) as other:
@@ -557,10 +559,10 @@ async def test_changes_that_need_a_restart_are_warnings_until_then(tmp_path: Pat
             assert node.warnings() == [
                 (
                     "security.passwords was added after the start: clients without credentials are still accepted; "
-                    "do: restart the node"
+                    "hint: restart the node"
                 ),
                 *(
-                    f"{option} was changed after the start: the previous setting applies; do: restart the node"
+                    f"{option} was changed after the start: the previous setting applies; hint: restart the node"
                     for option in (
                         "disk",
                         "log_level",

@@ -144,8 +144,8 @@ def test_the_mqtt_client_names_the_certificate_and_the_reason(site: Site, loop: 
                 with pytest.raises(UnavailableError) as caught:
                     await MqttClient.from_url(url, tls=site.options(shown)).connect()
                 assert reason in str(caught.value.why)
-                assert caught.value.do is not None
-                assert "MQTT" not in caught.value.do
+                assert caught.value.hint is not None
+                assert "MQTT" not in caught.value.hint
             async with MqttClient.from_url(f"{url}/" if kind == "wss" else url, tls=site.options("valid")):
                 pass
 

@@ -71,8 +71,8 @@ def test_a_listener_that_cannot_open_reports_cause_and_remedy(number: int, why: 
     error = bind_error(OSError(number, os.strerror(number)), "mqtt", Address("127.0.0.1", 1883))
     assert error.what == "mqtt: cannot listen on 127.0.0.1:1883"
     assert error.why == why
-    assert error.do is not None
-    assert "--mqtt" in error.do
+    assert error.hint is not None
+    assert "--mqtt" in error.hint
 
 
 def test_an_unknown_host_name_is_reported() -> None:

@@ -654,7 +654,7 @@ async def test_a_commit_without_disk_space_waits_and_continues_by_itself(
     assert client.queue.failure is None
     if isinstance(error, DiskFullError):
         assert client.queue.stalled.path == "/a/file"
-        assert client.queue.stalled.do == "free space on the file system: it continues by itself"
+        assert client.queue.stalled.hint == "free space on the file system: it continues by itself"
     client.submit(2, lambda failure: done.append((2, failure)))
     assert done == []
     while len(done) < 2:

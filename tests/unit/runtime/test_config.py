@@ -132,12 +132,12 @@ def test_an_error_of_a_number_has_the_unit_of_the_option() -> None:
     ]
 
 
-@pytest.mark.parametrize(("text", "what", "do"), CASES, ids=[text.strip() for text, _, _ in CASES])
-def test_a_refused_option_is_explained(text: str, what: str, do: str | None) -> None:
+@pytest.mark.parametrize(("text", "what", "hint"), CASES, ids=[text.strip() for text, _, _ in CASES])
+def test_a_refused_option_is_explained(text: str, what: str, hint: str | None) -> None:
     error = refused(text)
     assert what in error.what
-    if do is not None:
-        assert do in str(error)
+    if hint is not None:
+        assert hint in str(error)
     assert error.where.startswith("f.yaml:")
     assert "hunter2" not in str(error)
 

@@ -11,7 +11,7 @@ from penstock.runtime.io.network import connection_failure, no_response
 
 
 @pytest.mark.parametrize(
-    ("error", "why", "do"),
+    ("error", "why", "hint"),
     [
         (ConnectionRefusedError(111, "refused"), "nothing listens there", None),
         (OSError("Multiple exceptions: [Errno 111] Connect call refused"), "nothing listens there", None),
@@ -25,16 +25,16 @@ from penstock.runtime.io.network import connection_failure, no_response
         (OSError(5, "Input/output error"), "Input/output error", None),
     ],
 )
-def test_reasons(error: OSError, why: str, do: str | None) -> None:
+def test_reasons(error: OSError, why: str, hint: str | None) -> None:
     if isinstance(error, ssl.SSLCertVerificationError):
         error.verify_message = "unable to get local issuer certificate"
     said = connection_failure(error, "plant", tls=True)
     assert why in said.why
-    assert said.do is None if do is None else do in (said.do or "")
+    assert said.hint is None if hint is None else hint in (said.hint or "")
 
 
 @pytest.mark.parametrize(
-    ("code", "why", "do"),
+    ("code", "why", "hint"),
     [
         (9, "not valid yet", "clock"),
         (10, "has expired", "renew it"),
@@ -42,21 +42,21 @@ def test_reasons(error: OSError, why: str, do: str | None) -> None:
         (62, "for another name", "subjectAltName"),
     ],
 )
-def test_a_rejected_certificate_of_the_server_has_a_cause(code: int, why: str, do: str) -> None:
+def test_a_rejected_certificate_of_the_server_has_a_cause(code: int, why: str, hint: str) -> None:
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_code = code
     said = connection_failure(error, "plant", tls=True)
     assert why in said.why
-    assert do in (said.do or "")
+    assert hint in (said.hint or "")
 
 
 def test_a_reset_without_tls_is_no_question_of_tls() -> None:
-    assert connection_failure(ConnectionResetError(), "plant", tls=False).do is None
+    assert connection_failure(ConnectionResetError(), "plant", tls=False).hint is None
 
 
-@pytest.mark.parametrize(("tls", "do"), [(True, "--cert-file"), (False, "--ca-file")])
-def test_a_peer_that_never_answered(tls: bool, do: str) -> None:
+@pytest.mark.parametrize(("tls", "hint"), [(True, "--cert-file"), (False, "--ca-file")])
+def test_a_peer_that_never_answered(tls: bool, hint: str) -> None:
     said = no_response(tls=tls)
     assert "before any response" in said.why
-    assert said.do is not None
-    assert do in said.do
+    assert said.hint is not None
+    assert hint in said.hint

@@ -18,7 +18,7 @@ def test_one_at_a_time_and_free_afterwards(tmp_path: Path) -> None:
     place = f"data directory {tmp_path / 'new'} is in use by process {os.getpid()}"
     with pytest.raises(UnavailableError, match=place) as caught:
         DirectoryLock(tmp_path / "new", "data directory")
-    assert "--data-dir" in str(caught.value.do)
+    assert "--data-dir" in str(caught.value.hint)
     assert is_locked(tmp_path / "new")
     lock.close()
     lock.close()

@@ -49,7 +49,7 @@ async def test_below_the_floor_writes_are_refused_until_there_is_a_tenth_more(
     begun, ended = (record.getMessage() for record in caplog.records)
     assert begun == (
         f"disk space: the file system of {tmp_path} has 999 bytes free, disk.min_free_bytes is 1000: writes are "
-        "refused; do: free space on the file system, or lower disk.min_free_bytes"
+        "refused; hint: free space on the file system, or lower disk.min_free_bytes"
     )
     assert "sufficient again" in ended
 
@@ -93,7 +93,7 @@ async def test_a_part_that_has_free_pages_may_write(tmp_path: Path) -> None:
         space.add(part.writer())
     await space.check()
     assert (few.told[-1], enough.told[-1], none.told[-1]) == (REFUSAL, "", REFUSAL)
-    assert "is 1000: messages and sends are refused\n  do: " in str(space.warning())
+    assert "is 1000: messages and sends are refused\n  hint: " in str(space.warning())
     # Room that deletes made: the warning names the parts that still refuse.
     few.reusable = none.reusable = REUSABLE
     await space.check()

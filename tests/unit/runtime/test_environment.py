@@ -145,7 +145,7 @@ def test_a_second_opening_in_the_process_is_refused(tmp_path: Path) -> None:
     rows_of(first)
     with pytest.raises(StorageError, match="are already open in this process") as caught:
         rows_of(second)
-    assert caught.value.do == "use the owner of them, or another directory"
+    assert caught.value.hint == "use the owner of them, or another directory"
     first.transact(lambda t: t.put(b"k", b"v", db=first.tables["rows"]), "writing")
     first.close()
     assert rows_of(second) == [(b"k", b"v")]
@@ -239,7 +239,7 @@ def test_without_disk_space_nothing_is_written_and_the_same_may_be_tried_again(
         with pytest.raises(OutOfSpaceError, match="writing one row waits for disk space") as caught:
             environment.transact(write, "writing one row", size=100)
     assert caught.value.path == str(tmp_path / "data.mdb")
-    assert caught.value.do == "free space on the file system: it continues by itself"
+    assert caught.value.hint == "free space on the file system: it continues by itself"
     full = False
     environment.transact(write, "writing one row", size=100)
     environment.close()

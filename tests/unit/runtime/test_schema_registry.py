@@ -190,7 +190,7 @@ def test_a_refused_schema_is_an_error_with_the_reason_of_the_registry() -> None:
             with pytest.raises(RefusedError, match="refused the schema of the subject 'a'") as refused:
                 ask(options, "a", STRING)
             assert 'a: "string" is not compatible' in (refused.value.why or "")
-            assert "another subject" in (refused.value.do or "")
+            assert "another subject" in (refused.value.hint or "")
         assert registry.subjects == {"a": [1]}
         registry.answer = lambda _path: (422, b'{"error_code": 42201, "message": "Invalid schema"}')
         with pytest.raises(RefusedError) as refused:
@@ -217,7 +217,7 @@ def test_user_and_password_are_sent_over_tls(tmp_path: Path) -> None:
         with pytest.raises(RefusedError, match="refused the request /schemas/ids/7") as refused:
             schema_by_id(SchemaRegistry.model_validate({"url": registry.url, **trusted}), 7)
         assert refused.value.why == "it answered with status 401: 'Unauthorized'"
-        assert "registry.user" in (refused.value.do or "")
+        assert "registry.user" in (refused.value.hint or "")
         with pytest.raises(UnavailableError, match="does not answer") as untrusted:
             schema_by_id(SchemaRegistry.model_validate({"url": registry.url, **user}), 7)
         assert "certificate" in (untrusted.value.why or "")

@@ -62,5 +62,5 @@ def test_an_unusable_file_is_explained_without_openssls_words(tmp_path: Path) ->
             options.context()
         assert caught.value.option == option
         assert why in (caught.value.why or "")
-        assert caught.value.do
+        assert caught.value.hint
         assert "_ssl.c" not in str(caught.value)

@@ -77,7 +77,7 @@ def test_every_value_and_key_has_its_place() -> None:
 def test_an_unclosed_bracket_is_reported(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^f\.yaml:\d+:\d+: ") as caught:
         parse_document(text, "f.yaml", {})
-    assert "close the bracket" in str(caught.value.do)
+    assert "close the bracket" in str(caught.value.hint)
 
 
 def test_an_empty_file_is_an_empty_mapping() -> None:
@@ -179,7 +179,7 @@ def test_errors_point_at_the_place(text: str, message: str) -> None:
 def test_a_variable_in_a_flow_list_needs_quotes() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_document("a: [${B}]\n", "f.yaml", {"B": "1"})
-    assert caught.value.do == 'quote ${...} inside [ ] and { }: "${NAME}"'
+    assert caught.value.hint == 'quote ${...} inside [ ] and { }: "${NAME}"'
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_home_without_spark_and_a_path_without_bash_are_refused(tmp_path: Path
     check_launcher({"PATH": os.environ["PATH"], "SPARK_HOME": str(INSTALLED)})
     with pytest.raises(ConfigError, match=r"SPARK_HOME='/nowhere' is not a Spark installation") as caught:
         check_launcher({"PATH": os.environ["PATH"], "SPARK_HOME": "/nowhere"})
-    assert "unset SPARK_HOME" in str(caught.value.do)
+    assert "unset SPARK_HOME" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="bash is not on PATH"):
         check_launcher({"PATH": str(tmp_path)})
 

@@ -30,13 +30,13 @@ def test_a_run_needs_what_was_set_up_and_says_how() -> None:
     assert not jars.is_set_up()
     with pytest.raises(ConfigError, match="Delta Lake is not set up") as error:
         jars.delta_jars("4.2.1")
-    assert "make jars" in (error.value.do or "")
+    assert "make jars" in (error.value.hint or "")
 
 
 def test_a_missing_delta_version_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"there is no Delta Lake for Spark 4\.3\.0") as error:
         jars.delta_settings(spark="4.3.0")
-    assert "Spark 4.1 or 4.2" in (error.value.do or "")
+    assert "Spark 4.1 or 4.2" in (error.value.hint or "")
 
 
 def test_maven_fetches_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_options_of_s3a_have_no_credentials(cache: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(ConfigError, match=r"checkpoints in a bucket \(s3a\) are not set up") as refused:
         jars.s3a_settings(None, "eu-west-1")
-    assert "make jars" in str(refused.value.do)
+    assert "make jars" in str(refused.value.hint)
     jars.folder(jars.S3A).mkdir(parents=True)
     (jars.folder(jars.S3A) / "a.jar").touch()
     given = {"spark.jars": "mine.jar", "spark.hadoop.fs.s3a.retry.limit": "9"}

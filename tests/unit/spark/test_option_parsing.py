@@ -32,11 +32,11 @@ def test_a_sink_is_handed_options_of_the_stream_too() -> None:
 def test_names_that_are_not_known() -> None:
     with pytest.raises(ConfigError, match=r"the x source has no option 'startt'[\s\S]*did you mean startAt\?"):
         option_parsing.canonical("x", {"startt": "1"}, KNOWN, UNSUPPORTED)
-    with pytest.raises(ConfigError, match=r"path is not supported by the x source\n  do:  leave it out"):
+    with pytest.raises(ConfigError, match=r"path is not supported by the x source\n  hint: leave it out"):
         option_parsing.canonical("x", {"path": "1"}, KNOWN, UNSUPPORTED)
-    with pytest.raises(ConfigError, match=r"other.start is not supported by the x source\n  do:  set startAt"):
+    with pytest.raises(ConfigError, match=r"other.start is not supported by the x source\n  hint: set startAt"):
         option_parsing.canonical("x", {"other.start": "1"}, KNOWN, UNSUPPORTED)
-    with pytest.raises(ConfigError, match=r"Other.End is not supported by the x source\n  do:  we have none of these"):
+    with pytest.raises(ConfigError, match=r"Other.End is not supported by the x source\n  hint: we have none of these"):
         option_parsing.canonical("x", {"Other.End": "1"}, KNOWN, UNSUPPORTED)
 
 

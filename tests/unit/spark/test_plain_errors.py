@@ -17,7 +17,7 @@ def deeper(text: str) -> ConfigError:
     try:
         raise ValueError(text)
     except ValueError as error:
-        raise ConfigError("topic 'a' does not exist", do="create it") from error
+        raise ConfigError("topic 'a' does not exist", hint="create it") from error
 
 
 @plain_errors
@@ -43,7 +43,7 @@ def test_an_error_of_ours_has_no_inner_frames() -> None:
     text = reported(caught.value)
     assert "deeper" not in text
     assert "lower layer" not in text
-    assert text.endswith("penstock.errors.ConfigError: topic 'a' does not exist\n  do:  create it\n")
+    assert text.endswith("penstock.errors.ConfigError: topic 'a' does not exist\n  hint: create it\n")
     rows = Reader().read(3)
     assert next(rows) == 3
     with pytest.raises(ConfigError) as caught:

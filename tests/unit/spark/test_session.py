@@ -112,7 +112,7 @@ def test_the_log_configuration_is_part_of_the_package() -> None:
 def test_jars_are_files_not_downloads() -> None:
     with pytest.raises(ConfigError, match=r"spark\.jars\.packages='a:b:1' is not supported") as caught:
         configuration("app", "local", {"spark.jars.packages": "a:b:1"})
-    assert "make jars" in str(caught.value.do)
+    assert "make jars" in str(caught.value.hint)
 
 
 def test_an_unknown_log_level_is_refused() -> None:

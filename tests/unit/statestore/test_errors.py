@@ -31,7 +31,7 @@ def test_every_text_of_the_table_has_a_type_and_a_remedy(error: StoreError) -> N
     assert isinstance(refused, RefusedError)
     assert not isinstance(refused, UnknownStoreError)
     assert (refused.error, refused.text, refused.key) == (error, error.value, b"k")
-    assert refused.do
+    assert refused.hint
     assert str(refused).startswith(f"state store refused SET 'k': {error.value}\n")
 
 

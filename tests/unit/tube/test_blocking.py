@@ -70,8 +70,8 @@ def poll_without_confirming(masters: str) -> None:
         assert [reader.poll(10) is None for _ in range(20)] == [False] * 20
         with pytest.raises(LocalProtocolError, match=r"no more messages after 0.2 s") as caught:
             reader.poll(0.2)
-        assert caught.value.do is not None
-        assert "confirm()" in caught.value.do
+        assert caught.value.hint is not None
+        assert "confirm()" in caught.value.hint
         assert len(reader.blocked) == 1
         reader.confirm()
         assert not reader.blocked

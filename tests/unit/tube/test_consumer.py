@@ -398,7 +398,7 @@ async def test_invalid_consumer_arguments_are_refused(tmp_path: Path) -> None:
         for session_s, least in ((8, 10), (1, 10)):
             with pytest.raises(ConfigError, match="too short for heartbeats every 5 s") as told:
                 Consumer(running.masters, "lake", ["demo"], session_timeout_s=session_s)
-            assert told.value.do == f"choose {least} or more, or a shorter heartbeat_s"
+            assert told.value.hint == f"choose {least} or more, or a shorter heartbeat_s"
         with pytest.raises(ConfigError, match="server or client"):
             Consumer(running.masters, "lake", ["demo"], balance="none")
         with pytest.raises(LocalProtocolError, match="assigns the partitions of this consumer"):

@@ -106,7 +106,7 @@ async def test_invalid_records_are_refused(tmp_path: Path) -> None:
         assert (await producer.send("demo", bytes(1 << 20))).append_offset == 0
         with pytest.raises(RefusedError, match="topic 'unknown' does not exist") as caught:
             await producer.send("unknown", b"x")
-        assert (caught.value.code, "topic create unknown" in str(caught.value.do)) == (444, True)
+        assert (caught.value.code, "topic create unknown" in str(caught.value.hint)) == (444, True)
 
 
 async def test_a_topic_that_does_not_exist_is_an_error_at_once_or_waited_for(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(
             UnavailableError, match=r"batch 0 of query 'q' waits for its participant, broker 2:127\.0\.0\.1:"
         ) as stuck:
             await exactly_once.commit(producer, new, [alone], timeout_s=0.5)
-        assert "staged delete q --force" in str(stuck.value.do)
+        assert "staged delete q --force" in str(stuck.value.hint)
         maintenance = running.brokers[1].maintenance
         for later_ms in (0, OVERDUE_MS, OVERDUE_MS + 60_000):
             maintenance.expire_staged(running.brokers[1].clock() + later_ms)

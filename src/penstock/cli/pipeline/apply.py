@@ -77,7 +77,7 @@ def apply(
     if rollback:
         number = _known(current, name).over
         if number is None:
-            raise RefusedError(f"pipeline {name!r} has no version before", do="apply a changed file")
+            raise RefusedError(f"pipeline {name!r} has no version before", hint="apply a changed file")
         pipeline = stored_version(state, number).load()
     else:
         file = file_of(Path(which), pipeline)
@@ -106,12 +106,12 @@ def apply(
     request = lease.ApplyRequest(uuid.uuid4().hex[:12], holder.run, number, repeats)
     answer = lease.apply_version(broker, name, request, timeout_s=timeout, answer_s=_ANSWER_S)
     if answer.result == lease.REFUSED:
-        raise RefusedError(f"version {number} was not applied: {answer.what}", why=answer.why, do=answer.do)
+        raise RefusedError(f"version {number} was not applied: {answer.what}", why=answer.why, hint=answer.hint)
     if answer.result == lease.ROLLED_BACK:
         raise PenstockError(
             f"version {number} failed, and version {answer.version} is in operation again: {answer.what}",
             why=answer.why,
-            do=answer.do,
+            hint=answer.hint,
         )
     _show(name, number, "is in operation", as_json=as_json)
 
@@ -142,7 +142,7 @@ def _known(current: CurrentVersion | None, name: str) -> CurrentVersion:
         raise RefusedError(
             f"the state directory has no version of pipeline {name!r}",
             why="it has not run, or with another directory",
-            do="set the directory of the run with --state-dir",
+            hint="set the directory of the run with --state-dir",
         )
     return current
 
@@ -166,13 +166,13 @@ def _check(
     if holder.run is None:
         for change in found:
             if change.mark == REFUSED:
-                raise RefusedError(f"{change.what}: {change.text}", do=START_OVER)
+                raise RefusedError(f"{change.what}: {change.text}", hint=START_OVER)
         return
     if current is None or current.run != holder.run:
         raise RefusedError(
             f"{state} is not the state directory of {holder}",
             why="it has another one, or is about to start",
-            do="set the directory of the run with --state-dir, on its host; or try again",
+            hint="set the directory of the run with --state-dir, on its host; or try again",
         )
     check_applicable(stored_version(state, current.version).load(), pipeline, state, repeats=True)
 
@@ -191,7 +191,7 @@ def _agreed(found: list[PlanChange], *, yes: bool) -> bool:
             continue
         if not sys.stdin.isatty() or not confirmed(f"{change.what} {change.text}. Write the records again?"):
             raise RefusedError(
-                f"{change.what} {change.text}", do="keep the previous name, or add --yes to write the records again"
+                f"{change.what} {change.text}", hint="keep the previous name, or add --yes to write the records again"
             )
     return bool(asked)
 

@@ -69,7 +69,7 @@ def export(
             f"{file}: a value of ${{file:...}} would be part of the program",
             option="file",
             why="only addresses, options and topics of sources and sinks are read when the program starts",
-            do="remove the variable from this place of the file",
+            hint="remove the variable from this place of the file",
         )
     _write(directory, found.files)
     if as_json:
@@ -88,7 +88,7 @@ def _write(directory: Path, files: dict[str, str]) -> None:
     for name in files:
         if (directory / name).exists():
             raise ConfigError(
-                f"{directory / name} exists already", option="directory", do="name another with --directory"
+                f"{directory / name} exists already", option="directory", hint="name another with --directory"
             )
     try:
         for name, text in files.items():

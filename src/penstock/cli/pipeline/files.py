@@ -170,7 +170,7 @@ def init(
             f"--topic and --source {source} exclude each other",
             option="--topic",
             why="the records of a topic are read with the source tubemq, also those that a rule copied from MQTT",
-            do="omit --source",
+            hint="omit --source",
         )
     from penstock.pipelines.spec.loader import load
     from penstock.pipelines.testing.cases import cases_path, load_cases
@@ -178,7 +178,7 @@ def init(
     cases = cases_path(file)
     for path in (file, cases):
         if path.exists():
-            raise ConfigError(f"{path} exists already", option="file", do="name another file")
+            raise ConfigError(f"{path} exists already", option="file", hint="name another file")
     named = name or _named_after(file.absolute().parent)
     text, case = _example(file, named, source) if topic is None else _pipeline_of_topic(file, named, topic, master)
     try:
@@ -285,7 +285,7 @@ def _inferred(samples: Iterable[tuple[str, str]], name: str, option: str) -> Inf
             f"{name} has no JSON object with columns",
             option=option,
             why=found.example or None,
-            do=f"give {'a file with a JSON object per line' if option == 'file' else 'a topic with JSON objects'}",
+            hint=f"give {'a file with a JSON object per line' if option == 'file' else 'a topic with JSON objects'}",
         )
     return found
 
@@ -403,11 +403,11 @@ def infer(
         raise ConfigError(
             "infer needs samples: a FILE, --topic or --pipeline, or a --registry, and only one of them",
             option="file",
-            do="name a file (- for standard input), or a topic: penstock pipeline infer --topic TOPIC",
+            hint="name a file (- for standard input), or a topic: penstock pipeline infer --topic TOPIC",
         )
     if source is not None and pipeline is None:
         raise ConfigError(
-            "--from-source is set without --pipeline", option="--from-source", do="add --pipeline, or omit it"
+            "--from-source is set without --pipeline", option="--from-source", hint="add --pipeline, or omit it"
         )
     if schemas.registry is not None:
         print_subject(schemas, nullable=nullable, as_json=as_json)
@@ -440,7 +440,9 @@ def _samples_of(file: Path) -> Iterator[tuple[str, str]]:
     try:
         data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}", option="file", do="name a file, or -") from error
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror}", option="file", hint="name a file, or -"
+        ) from error
     # Not splitlines: a line separator of Unicode may be part of a text.
     for number, line in enumerate(data.split(b"\n"), 1):
         yield f"line {number}", line.decode("utf-8", "replace")
@@ -469,14 +471,14 @@ def _records_of_source(file: Path, name: str | None, count: int) -> Iterator[tup
         raise ConfigError(
             f"{file} has several sources" if name is None else f"{file} has no source {name!r}",
             option="--from-source",
-            do=f"set --from-source to one of {', '.join(inputs)}" if len(inputs) > 1 else "omit --from-source",
+            hint=f"set --from-source to one of {', '.join(inputs)}" if len(inputs) > 1 else "omit --from-source",
         )
     source = inputs[name]
     if not isinstance(source, KafkaSource):
         raise ConfigError(
             f"the source {name!r} of {file} does not read Kafka",
             option="--pipeline",
-            do=f"read its topic: penstock pipeline infer --topic {source.tube_topics()[0]}"
+            hint=f"read its topic: penstock pipeline infer --topic {source.tube_topics()[0]}"
             if isinstance(source, TubeOptions)
             else "give a file with a JSON object per line",
         )
@@ -656,7 +658,7 @@ def _as_json(error: ConfigError, file: Path) -> dict[str, object]:
                 "text": match["text"],
             }
         )
-    return {"ok": False, "file": str(file), "problems": problems, "why": error.why, "do": error.do}
+    return {"ok": False, "file": str(file), "problems": problems, "why": error.why, "hint": error.hint}
 
 
 def run_cases(
@@ -693,7 +695,7 @@ def run_cases(
             raise ConfigError(
                 f"--case {min(unknown)!r} is not one of the cases",
                 option="case",
-                do="name one of " + ", ".join(repr(case.name) for case in chosen),
+                hint="name one of " + ", ".join(repr(case.name) for case in chosen),
             )
         chosen = [case for case in chosen if case.name in only]
     with needs_spark():

@@ -139,7 +139,7 @@ def _located(file: Path, state_dir: str | None, into: Path | None, *, is_one_of_
     from penstock.pipelines.state_dir.replay import RunLocation
 
     if into is not None:
-        raise ConfigError("--into needs a single pipeline", option="--into", do="name one file")
+        raise ConfigError("--into needs a single pipeline", option="--into", hint="name one file")
     pipeline = load(file)
     state = state_of(pipeline.name, state_dir, is_parent=True)
     return RunLocation(pipeline, state, pipeline.name)
@@ -159,7 +159,7 @@ def _status(pipeline: Pipeline, state: StoragePath, name: str) -> PipelineStatus
         text = "no run holds the lease" if holder.run is None else f"{holder} holds the lease"
     except PenstockError as error:
         lease, text = "unknown", f"whether a run holds the lease is unknown: {error.what}"
-        text += f"; {error.do}" if error.do else ""
+        text += f"; {error.hint}" if error.hint else ""
     run = None if holder is None else holder.run
     record = None if holder is None else holder.record
     # Current values are known only while a run is active.
@@ -324,7 +324,7 @@ def _dead_letters(file: Path, into: Path | None = None) -> tuple[StoragePath, Pi
         raise ConfigError(
             f"pipeline {pipeline.name!r} has no dead_letters setting",
             option="dead_letters",
-            do="add dead_letters: {path: ...} to the file; from then on they are kept",
+            hint="add dead_letters: {path: ...} to the file; from then on they are kept",
         )
     return pipeline.dead_letters.location, pipeline
 
@@ -529,7 +529,9 @@ def dead_correct(
     from penstock.pipelines.spec.columns import rejection
 
     if (value is None) == (value_file is None):
-        raise ConfigError("no corrected payload", option="--value", do="set one of --value TEXT and --value-file FILE")
+        raise ConfigError(
+            "no corrected payload", option="--value", hint="set one of --value TEXT and --value-file FILE"
+        )
     payload = input_bytes("pipeline dead-letter correct", "TEXT", value, value_file)
     path, pipeline = _dead_letters(file)
     chosen = _chosen(list(letters(path)), pipeline, None, [one])
@@ -538,7 +540,7 @@ def dead_correct(
         raise ConfigError(
             f"the letter {one!r} is a {made[chosen[0].source]}, which has no source record",
             option="--id",
-            do="correct the step or the sink",
+            hint="correct the step or the sink",
         )
     set_state(path, chosen, LetterState.CORRECTED, payload)
     _report_changed(len(chosen), LetterState.CORRECTED, as_json=as_json)
@@ -708,14 +710,14 @@ def _chosen(
     return [x for x in letters if (step is None or x.step == step) and (not only or x.id in only)]
 
 
-def _refuse_unknown(option: str, names: Iterable[str], known: set[str], do: str) -> None:
+def _refuse_unknown(option: str, names: Iterable[str], known: set[str], hint: str) -> None:
     for name in names:
         if name not in known:
             meant = did_you_mean(name, known)
             raise ConfigError(
                 f"no dead letter has the {option} {name!r}",
                 option=option,
-                do=f"{meant} {do}" if meant else do,
+                hint=f"{meant} {hint}" if meant else hint,
             )
 
 

@@ -119,7 +119,7 @@ def state_path(path: str) -> StoragePath:
             f"--state-dir {path!r} is a URI",
             option="state-dir",
             why="checkpoints and the ledger need a local or mounted file system, or a storage with the protocol of S3",
-            do="set a directory that all executors share, for example of NFS, or s3://BUCKET/KEY",
+            hint="set a directory that all executors share, for example of NFS, or s3://BUCKET/KEY",
         )
     return storage_path(path)
 
@@ -138,7 +138,7 @@ def run_of(file: Path, state_dir: str | None, into: Path | None) -> RunLocation:
         return RunLocation(pipeline, state_of(pipeline.name, state_dir), pipeline.name)
     if state_dir is not None:
         raise ConfigError(
-            "--state-dir and --into exclude each other", option="--into", do="omit --state-dir: a replay has its own"
+            "--state-dir and --into exclude each other", option="--into", hint="omit --state-dir: a replay has its own"
         )
     return existing_replay(pipeline, into)
 
@@ -158,7 +158,7 @@ def pipeline_files(given: Sequence[Path]) -> list[Path]:
         inside = [each for each in inside if not each.stem.endswith(".test")]
         if not inside:
             raise ConfigError(
-                f"{str(path)!r} has no pipeline files", do="name a directory with files that end with .yaml or .yml"
+                f"{str(path)!r} has no pipeline files", hint="name a directory with files that end with .yaml or .yml"
             )
         found += inside
     return found
@@ -174,6 +174,6 @@ def options_of_spark(given: list[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise ConfigError(f"--conf {text!r} is not a Spark option", option="conf", do="write spark.NAME=VALUE")
+            raise ConfigError(f"--conf {text!r} is not a Spark option", option="conf", hint="write spark.NAME=VALUE")
         options[name] = value
     return options

@@ -62,7 +62,9 @@ class RegistryOptions:
         given = next((name for name, value in vars(self).items() if value is not None), None)
         if given is not None:
             option = f"--{given.replace('_', '-')}"
-            raise ConfigError(f"{option} is set without --registry", option=option, do="add --registry URL, or omit it")
+            raise ConfigError(
+                f"{option} is set without --registry", option=option, hint="add --registry URL, or omit it"
+            )
 
     def connection(self) -> SchemaRegistry:
         """Return the registry. Raises ConfigError: an option is not valid."""
@@ -83,7 +85,7 @@ class RegistryOptions:
             name = "-".join(["--registry", *(str(part).replace("_", "-") for part in first["loc"] if part != "url")])
             why = first["msg"].removeprefix("Value error, ")
             raise ConfigError(
-                f"the schema registry {self.registry} cannot be used", option=name, why=why, do=f"correct {name}"
+                f"the schema registry {self.registry} cannot be used", option=name, why=why, hint=f"correct {name}"
             ) from None
 
 
@@ -97,7 +99,7 @@ def print_subject(options: RegistryOptions, *, nullable: bool, as_json: bool) ->
             if nullable
             else "--registry is set without --subject",
             option="--nullable" if nullable else "--subject",
-            do="omit it" if nullable else "add --subject NAME, for example --subject TOPIC-value",
+            hint="omit it" if nullable else "add --subject NAME, for example --subject TOPIC-value",
         )
     found = schema_of_subject(options.connection(), options.subject, options.subject_version)
     named = f"version {found.version} of the subject {options.subject!r}"
@@ -108,14 +110,14 @@ def print_subject(options: RegistryOptions, *, nullable: bool, as_json: bool) ->
         raise ConfigError(
             f"{named} is a schema of {found.schema.kind}, not of Avro, Protobuf or JSON",
             option="--subject",
-            do="name another subject",
+            hint="name another subject",
         ) from None
     except ValueError as error:
         raise ConfigError(
             f"{named} cannot be read into columns",
             option="--subject",
             why=str(error),
-            do="write a schema with the fields that are needed",
+            hint="write a schema with the fields that are needed",
         ) from error
     if as_json:
         print_json({**data, **about})
@@ -128,7 +130,7 @@ def print_subject(options: RegistryOptions, *, nullable: bool, as_json: bool) ->
         raise ConfigError(
             "a descriptor set is not written to a terminal",
             option="--subject",
-            do="write it to a file: add > NAME.desc",
+            hint="write it to a file: add > NAME.desc",
         )
     else:
         sys.stdout.buffer.write(text)

@@ -186,11 +186,11 @@ def _refuse_for_several(given: Mapping[str, object], spark_master: str) -> None:
     for option, value in given.items():
         if value:
             raise ConfigError(
-                f"{option} needs a single pipeline", option=option, do="name one file: a replay has one pipeline"
+                f"{option} needs a single pipeline", option=option, hint="name one file: a replay has one pipeline"
             )
     if spark_master == "submitted":
         raise ConfigError(
-            "several pipelines cannot be submitted together", option="--spark-master", do="submit each file"
+            "several pipelines cannot be submitted together", option="--spark-master", hint="submit each file"
         )
 
 
@@ -215,7 +215,7 @@ def _run_several(
             pipeline = load(file)
             if pipeline.name in members:
                 raise ConfigError(
-                    f"{file}: another file has the name {pipeline.name!r}", option="name", do="give it another name"
+                    f"{file}: another file has the name {pipeline.name!r}", option="name", hint="give it another name"
                 )
             state = state_of(pipeline.name, state_dir, is_parent=True)
             version, pipeline, warnings = file_to_run(file, pipeline, state)
@@ -263,7 +263,7 @@ def _tables_of_its_own(file: Path, pipeline: Pipeline, written: Mapping[str, str
                 f"{file}: {what} has the path {path!r}, like {written[place]}",
                 option="path",
                 why="rows and dead letters of the two pipelines could not be told apart",
-                do="give each table a directory of its own",
+                hint="give each table a directory of its own",
             )
         found[place] = f"{what} of pipeline {pipeline.name!r}"
     return found
@@ -282,10 +282,10 @@ def _ask_about_changes(pipeline: Pipeline, state: StoragePath, *, yes: bool) -> 
             continue
         if not sys.stdin.isatty():
             raise RefusedError(
-                f"{change.what} {change.text}", do="keep the previous name, or add --yes to write the records again"
+                f"{change.what} {change.text}", hint="keep the previous name, or add --yes to write the records again"
             )
         if not confirmed(f"{change.what} {change.text}. Write the records again?"):
-            raise RefusedError(f"{change.what} was not started", do="keep the previous name of the sink")
+            raise RefusedError(f"{change.what} was not started", hint="keep the previous name of the sink")
 
 
 def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
@@ -317,12 +317,12 @@ def _replay(
                 "a replay needs a separate target",
                 option="--into",
                 why="the tables of the pipeline already have these records",
-                do="set a new directory with --into",
+                hint="set a new directory with --into",
             )
         return None
     if state_dir is not None:
         raise ConfigError(
-            "--state-dir and --into exclude each other", option="--into", do="omit --state-dir: a replay has its own"
+            "--state-dir and --into exclude each other", option="--into", hint="omit --state-dir: a replay has its own"
         )
     return plan_replay(pipeline, into, begin, end, live=live)
 
@@ -406,7 +406,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
         raise ConfigError(
-            f"--metrics {text!r} is not HOST:PORT", option="metrics", do="write an address such as 127.0.0.1:9108"
+            f"--metrics {text!r} is not HOST:PORT", option="metrics", hint="write an address such as 127.0.0.1:9108"
         )
     return match["host"].strip("[]"), int(match["port"])
 

@@ -101,7 +101,7 @@ def kind_of(master: str) -> str:
     raise ConfigError(
         f"{master!r} is not a Spark master",
         option="spark-master",
-        do="write spark://HOST:PORT, yarn, k8s://https://HOST:PORT or local[N]",
+        hint="write spark://HOST:PORT, yarn, k8s://https://HOST:PORT or local[N]",
     )
 
 
@@ -197,52 +197,52 @@ def _check(request: SubmitRequest, kind: str) -> None:
             f"{request.master!r} has no port",
             option="spark-master",
             why="Spark requires the port of the API server, even if it is 443",
-            do="write k8s://https://HOST:443",
+            hint="write k8s://https://HOST:443",
         )
     if kind == "kubernetes" and is_cluster and _UPLOAD not in request.conf:
         raise ConfigError(
             "the pipeline file is not available to the driver",
             option="conf",
             why=f"Spark uploads files for a driver on Kubernetes to the location in {_UPLOAD}",
-            do=f"set a location that both can access: --conf {_UPLOAD}=s3a://BUCKET/PATH",
+            hint=f"set a location that both can access: --conf {_UPLOAD}=s3a://BUCKET/PATH",
         )
     if request.wheel is not None and not request.wheel.endswith((".zip", ".egg")):
         raise ConfigError(
             f"executors would not find --wheel {request.wheel!r}",
             option="wheel",
             why="Spark adds only --py-files with the extension .zip or .egg to the path; a wheel is a zip file",
-            do="copy it to a file with the extension .zip, and use that",
+            hint="copy it to a file with the extension .zip, and use that",
         )
     if is_cluster and kind in {"standalone", "local"}:
         raise ConfigError(
             f"--deploy-mode cluster cannot be combined with {request.master!r}",
             option="deploy-mode",
             why="with this master Spark runs the driver of a Python program only on the submitting machine",
-            do="omit it (client), and run the command on a machine near the cluster",
+            hint="omit it (client), and run the command on a machine near the cluster",
         )
     if request.java_home is not None and kind != "yarn":
         raise ConfigError(
             "--java-home is for YARN",
             option="java-home",
             why="other cluster managers start workers with their own Java, or with that of the image",
-            do="omit it",
+            hint="omit it",
         )
     if request.image is not None and kind != "kubernetes":
-        raise ConfigError("--image is for Kubernetes", option="image", do="omit it, or use a k8s:// master")
+        raise ConfigError("--image is for Kubernetes", option="image", hint="omit it, or use a k8s:// master")
     if kind == "kubernetes" and request.image is None and "spark.kubernetes.container.image" not in request.conf:
         raise ConfigError(
-            "Kubernetes needs an image", option="image", do="use one with Spark, Python and penstock: --image IMAGE"
+            "Kubernetes needs an image", option="image", hint="use one with Spark, Python and penstock: --image IMAGE"
         )
     for name in request.environment:
         if not name.isidentifier() or not name.isascii():
-            raise ConfigError(f"--env {name!r} is not the name of a variable", option="env", do="write NAME=VALUE")
+            raise ConfigError(f"--env {name!r} is not the name of a variable", option="env", hint="write NAME=VALUE")
     for name, value in {**request.environment, **request.conf}.items():
         if _PASSWORD.search(value):
             raise ConfigError(
                 f"{name} has a URL with a password",
                 option="env" if name in request.environment else "conf",
                 why="it would be an argument of spark-submit, which every user of the machine can see",
-                do="write the password to a file, and ${file:PATH} into the pipeline file",
+                hint="write the password to a file, and ${file:PATH} into the pipeline file",
             )
 
 
@@ -368,7 +368,7 @@ def _request(
     pipeline = load(file, {**os.environ, **_secret_variables(spark_conf), **variables})
     if deploy_mode not in {"client", "cluster"}:
         raise ConfigError(
-            f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", do="choose client or cluster"
+            f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", hint="choose client or cluster"
         )
     if deploy_mode == "cluster":
         _refuse_relative_paths(pipeline, state_dir)
@@ -515,7 +515,7 @@ def _refuse_relative_paths(pipeline: Pipeline, state_dir: str | None) -> None:
                 f"{what}: {path!r} is not an absolute path",
                 option=what.removeprefix("--"),
                 why="with --deploy-mode cluster the driver runs in a temporary directory of another machine",
-                do="write a path on the file system that driver and executors share",
+                hint="write a path on the file system that driver and executors share",
             )
 
 
@@ -538,7 +538,7 @@ def _files_to_ship(pipeline: Pipeline, file: Path) -> list[str]:
                 f"{part}: {path!r} would not be available to the driver",
                 option=option,
                 why="with --deploy-mode cluster Spark ships files to one directory",
-                do=f"put the file next to {str(file)!r}, or write an absolute path on a file system that driver and "
+                hint=f"put the file next to {str(file)!r}, or write an absolute path on a file system that driver and "
                 "submitting machine share",
             )
         found[str(Path(path))] = None
@@ -559,7 +559,7 @@ def _check_shipped(what: str, path: str, option: str = "file") -> None:
             f"{what} {path!r} cannot be shipped",
             option=option,
             why=f"spark-submit interprets {' '.join(special)} in names of files: it ships other files, or none",
-            do=f"rename the file, or its directory, to a name without {' '.join(sorted(_SPLIT_OR_EXPANDED))}",
+            hint=f"rename the file, or its directory, to a name without {' '.join(sorted(_SPLIT_OR_EXPANDED))}",
         )
 
 
@@ -574,13 +574,13 @@ def _check_files(master: str, wheel: str | None, archive: str | None) -> None:
             continue
         _check_shipped(f"--{option}", path, option)
         if "://" not in path and not Path(path).is_file():
-            raise ConfigError(f"--{option} {path!r} does not exist", option=option, do="correct the path")
+            raise ConfigError(f"--{option} {path!r} does not exist", option=option, hint="correct the path")
     if master == "yarn" and not (os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")):
         raise ConfigError(
             "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set",
             option="spark-master",
             why="that directory has the configuration of YARN",
-            do="export HADOOP_CONF_DIR=DIRECTORY, the client configuration of the cluster",
+            hint="export HADOOP_CONF_DIR=DIRECTORY, the client configuration of the cluster",
         )
 
 
@@ -592,7 +592,7 @@ def _hand_over(line: SubmitCommand) -> NoReturn:
     if shutil.which(line.argv[0]) is None:
         raise ConfigError(
             f"{shlex.quote(line.argv[0])} does not exist",
-            do='pip install "penstock[spark]", or put Spark on PATH',
+            hint='pip install "penstock[spark]", or put Spark on PATH',
         )
     os.execvpe(line.argv[0], line.argv, {**os.environ, **line.environment})  # noqa: S606 - the user's own Spark
 
@@ -613,6 +613,6 @@ def _variables(given: list[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--env {text!r} is not NAME=VALUE", option="env", do="write NAME=VALUE")
+            raise ConfigError(f"--env {text!r} is not NAME=VALUE", option="env", hint="write NAME=VALUE")
         variables[name] = value
     return variables

@@ -120,7 +120,7 @@ def _tables(file: Path, only: list[str] | None, stored: str) -> tuple[Pipeline, 
             raise ConfigError(
                 f"--sink {wanted!r} is not a table of the pipeline",
                 option="sink",
-                do=did_you_mean(wanted, tables) or f"use one of {', '.join(tables)}",
+                hint=did_you_mean(wanted, tables) or f"use one of {', '.join(tables)}",
             )
     found = {
         sink: table
@@ -158,7 +158,7 @@ def _lease(broker: str, name: str, *, dry_run: bool) -> Iterator[None]:
             raise PenstockError(
                 f"the tables of pipeline {name!r} are in use",
                 why=f"{store.holder()} holds the lease",
-                do=f"stop it first: penstock pipeline stop {name} --broker {broker}",
+                hint=f"stop it first: penstock pipeline stop {name} --broker {broker}",
             )
         yield
     finally:

@@ -128,7 +128,7 @@ class MasterOptions:
             raise ConfigError(
                 f"{given} is set without {missing}",
                 option=given,
-                do=f"set {missing} ({variable}) as well, or omit both if the cluster has no users",
+                hint=f"set {missing} ({variable}) as well, or omit both if the cluster has no users",
             )
         from penstock.runtime.io.tls import Login, TlsOptions
 
@@ -156,7 +156,7 @@ class BrokerRow(NamedTuple):
             raise ConfigError(
                 f"the TLS port of broker {self.id} is not known",
                 option="--tls",
-                do="connect without TLS, or to a master that reports TLS ports",
+                hint="connect without TLS, or to a master that reports TLS ports",
             )
         return self.host, int(port)
 
@@ -172,7 +172,7 @@ class BrokerRow(NamedTuple):
                 f"the administration address of broker {self.id} is not known",
                 option="--broker-http",
                 why="the broker did not report it to its master",
-                do="set that of every broker, in the order of their ids: --broker-http HOST:PORT,HOST:PORT",
+                hint="set that of every broker, in the order of their ids: --broker-http HOST:PORT,HOST:PORT",
             )
         return self.http
 
@@ -224,13 +224,13 @@ class TubeConnectionOptions(MasterOptions):
                 f"--tube-master {self.tube_master} is set without --http",
                 option="--http",
                 why="this command uses the administration of the master's node, whose address the master does not tell",
-                do="set it: --http HOST:PORT (PENSTOCK_HTTP), or the http of the context",
+                hint="set it: --http HOST:PORT (PENSTOCK_HTTP), or the http of the context",
             )
         try:
             return web.call(self.http, method, parameters, login=self._web_login(self.http), **more)
         except UnavailableError as error:
-            if self.http == HTTP and "penstock up" in (error.do or ""):
-                error.do = f"{error.do}{IN_ANOTHER_DIRECTORY}"
+            if self.http == HTTP and "penstock up" in (error.hint or ""):
+                error.hint = f"{error.hint}{IN_ANOTHER_DIRECTORY}"
             raise
 
     def call_broker(
@@ -255,7 +255,7 @@ class TubeConnectionOptions(MasterOptions):
             raise ConfigError(
                 "--admin-token and --admin-token-file exclude each other",
                 option="--admin-token",
-                do="set one of the two",
+                hint="set one of the two",
             )
         token = self.admin_token or ("" if self.admin_token_file is None else read_token(self.admin_token_file))
         if not token and client["username"] is None:
@@ -275,7 +275,7 @@ class TubeConnectionOptions(MasterOptions):
             raise ConfigError(
                 f"--broker-http: {len(given)} addresses for {len(rows)} broker{'' if len(rows) == 1 else 's'}",
                 option="--broker-http",
-                do="set one for each broker, in the order of their ids: "
+                hint="set one for each broker, in the order of their ids: "
                 + ", ".join(str(row["brokerId"]) for row in rows),
             )
         found = []
@@ -391,13 +391,13 @@ def partitions(masters: str, topic: str, client: ClientOptions) -> list[Partitio
     try:
         return reader.partitions(masters, topic, **client)
     except UnavailableError as error:
-        if error.do is not None:
+        if error.hint is not None:
             raise  # the error has a more specific hint
         raise UnavailableError(
             error.what,
             applied=False,
             why=error.why,
-            do="start a node (penstock up), or set the address of its TubeMQ master: --tube-master HOST:PORT"
+            hint="start a node (penstock up), or set the address of its TubeMQ master: --tube-master HOST:PORT"
             + (IN_ANOTHER_DIRECTORY if masters == MASTER else ""),
         ) from error
 
@@ -427,8 +427,8 @@ def no_topic(masters: str, topic: str, why: str | None = None, *, known: Iterabl
         f"topic {topic!r} does not exist at the master",
         peer=masters,
         why=why,
-        do=f"{first}: penstock tube topic create {topic}, or name it in a rule or in tube.topics of penstock.yaml, and "
-        "restart the node",
+        hint=f"{first}: penstock tube topic create {topic}, or name it in a rule or in tube.topics of penstock.yaml, "
+        "and restart the node",
     )
 
 
@@ -441,7 +441,7 @@ def check_topic(topic: str) -> None:
             f"{topic!r} is not a valid topic name",
             option="TOPIC",
             why=f"a topic name is {TOPIC_RULE}",
-            do="correct the name; list the topics: penstock tube topic list",
+            hint="correct the name; list the topics: penstock tube topic list",
         )
 
 

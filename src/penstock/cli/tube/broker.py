@@ -63,7 +63,7 @@ class TlsListener:
         if self.tls_certificate is None or self.tls_key is None:
             option = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
             raise ConfigError(
-                f"{option} is missing", option=option, do="set both: a TLS listener needs a certificate and its key"
+                f"{option} is missing", option=option, hint="set both: a TLS listener needs a certificate and its key"
             )
         return TubeTls(
             certificate=self.tls_certificate,
@@ -303,13 +303,13 @@ def _address(option: str, text: str) -> Address:
     try:
         return parse_address(text.strip())
     except ValueError as error:
-        raise ConfigError(f"{option}: got {text!r}", option=option, why=str(error), do="write HOST:PORT") from error
+        raise ConfigError(f"{option}: got {text!r}", option=option, why=str(error), hint="write HOST:PORT") from error
 
 
 def _choice(option: str, text: str, words: type[W]) -> W:
     if text not in set(words):
         *others, last = words
-        raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write {', '.join(others)} or {last}")
+        raise ConfigError(f"{option}: got {text!r}", option=option, hint=f"write {', '.join(others)} or {last}")
     return words(text)
 
 
@@ -318,7 +318,7 @@ def _limit(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(
-            f"{option}: got {text!r}", option=option, do="write a limit and its value: max_connections=500"
+            f"{option}: got {text!r}", option=option, hint="write a limit and its value: max_connections=500"
         )
     return name, value
 
@@ -331,7 +331,7 @@ def _durability_of_topic(text: str) -> tuple[str, Durability]:
     topic, equals, word = text.partition("=")
     if not equals or not valid_topic(topic):
         raise ConfigError(
-            f"{option}: got {text!r}", option=option, do="write a topic and its durability: metrics=memory"
+            f"{option}: got {text!r}", option=option, hint="write a topic and its durability: metrics=memory"
         )
     return topic, _choice(option, word, Durability)
 

@@ -129,10 +129,10 @@ def consume(
     )
     _check(request, group, follow=follow)
     if raw and as_json:
-        raise ConfigError("--raw and --json exclude each other", option="--raw", do="use one of them")
+        raise ConfigError("--raw and --json exclude each other", option="--raw", hint="use one of them")
     if not raw and (form is not RawFormat.LINES or key_separator is not None):
         option = "--format" if key_separator is None else "--key-separator"
-        raise ConfigError(f"{option} is set without --raw", option=option, do=f"add --raw, or omit {option}")
+        raise ConfigError(f"{option} is set without --raw", option=option, hint=f"add --raw, or omit {option}")
     show = _Printer(raw=raw, as_json=as_json, form=form, separator=key_separator)
     undecodable: list[str] = []
     try:
@@ -248,18 +248,18 @@ def _check(request: ConsumeRequest, group: str | None, *, follow: bool) -> None:
         raise ConfigError(
             f"--from: got {request.start.text!r}; a group starts at its committed offsets, or at earliest or latest",
             option="--from",
-            do=f"reset the offsets of the group first: penstock tube offset reset {group} --to {request.start.text}",
+            hint=f"reset the offsets of the group first: penstock tube offset reset {group} --to {request.start.text}",
         )
     if group is not None and request.parts:
         raise ConfigError(
             "--partition and --group exclude each other",
             option="--partition",
             why="the master assigns the partitions of a group",
-            do="omit one of them",
+            hint="omit one of them",
         )
     if request.until is not None and (group is not None or follow):
         raise ConfigError(
-            "--until excludes --group and --follow", option="--until", do="limit the number of records: --count"
+            "--until excludes --group and --follow", option="--until", hint="limit the number of records: --count"
         )
 
 
@@ -315,7 +315,7 @@ def _offsets(request: ConsumeRequest) -> dict[str, int] | None:
                 f"--from: broker {info.broker_id} cannot find the offset of {request.start.text}",
                 option="--from",
                 why=error.why,
-                do="write earliest, latest or an offset (penstock tube topic describe shows the stored ones)",
+                hint="write earliest, latest or an offset (penstock tube topic describe shows the stored ones)",
             ) from error
     return found
 
@@ -451,7 +451,7 @@ async def _assigned(consumer: Any) -> None:
                 f"the group got no partition within {ASSIGNED_S:g} s",
                 applied=False,
                 why="other members have all partitions, or no broker serves the topic",
-                do="check the group and the topic: penstock tube group describe, penstock tube topic describe",
+                hint="check the group and the topic: penstock tube group describe, penstock tube topic describe",
             )
         if waited > IDLE_S and not told:
             told = True

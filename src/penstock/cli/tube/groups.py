@@ -130,7 +130,7 @@ def groups_describe(group: Group, tube: TubeConnectionOptions, as_json: Json = F
         raise RefusedError(
             f"group {group!r} does not exist",
             why="it has no members and no committed offsets",
-            do="list the groups: penstock tube group list",
+            hint="list the groups: penstock tube group list",
         )
     print_table(rows, ["topic", "broker", "partition", "member"], as_json=as_json)
     if not rows:
@@ -160,7 +160,7 @@ def groups_delete(
     if there := tube.members(group):
         raise RefusedError(
             f"group {group!r} has {there} member{'s' if there > 1 else ''}",
-            do=f"stop them first; list them: penstock tube group describe {group}",
+            hint=f"stop them first; list them: penstock tube group describe {group}",
         )
     wanted = {"groupName": group} | ({} if topic is None else {"topicName": topic})
     known = tube.brokers()  # all must respond: no broker may keep its offsets
@@ -169,7 +169,9 @@ def groups_delete(
     ]
     offsets = sum(count for _, count in committed)
     if not offsets:
-        raise RefusedError(f"group {group!r} has no committed offsets", do="list the groups: penstock tube group list")
+        raise RefusedError(
+            f"group {group!r} has no committed offsets", hint="list the groups: penstock tube group list"
+        )
     if not (yes or confirmed(f"Delete {_committed(offsets)} of group {group}?")):
         note(f"group {escape(group)} was not deleted")
         raise typer.Exit(1)
@@ -276,7 +278,7 @@ def offsets_reset(
     share.
     """
     if (to is None) == (file is None):
-        raise ConfigError("tube offset reset: no target", option="--to", do="set one of --to OFFSET and --file FILE")
+        raise ConfigError("tube offset reset: no target", option="--to", hint="set one of --to OFFSET and --file FILE")
     where = None if to is None else parse_offset(to, "--to")
     saved = {} if file is None else _saved(file)
     parts = [parse_part(text) for text in partition or ()]
@@ -293,7 +295,7 @@ def offsets_reset(
             f"group {group!r} has no committed offset in partition{name}"
             if absent
             else f"group {group!r} has no committed offset in the selected partitions",
-            do=f"list its offsets: penstock tube offset list {group}; --topic also resets partitions without one",
+            hint=f"list its offsets: penstock tube offset list {group}; --topic also resets partitions without one",
         )
     there = tube.members(group)
     if not there and not force:
@@ -327,13 +329,13 @@ def _refuse_query(group: str) -> None:
     if who is None:
         return
     if who == "a pipeline":
-        do = "to process records again: penstock pipeline run FILE --from OFFSET [--to OFFSET] --into DIRECTORY"
+        hint = "to process records again: penstock pipeline run FILE --from OFFSET [--to OFFSET] --into DIRECTORY"
     else:
-        do = "give the query a new checkpointLocation, and startingOffsets"
+        hint = "give the query a new checkpointLocation, and startingOffsets"
     raise RefusedError(
         f"group {group!r} belongs to {who} and was not reset",
         why="it continues from its checkpoint; the offsets of the group are published for information",
-        do=f"{do}; --force if consumers use this name",
+        hint=f"{hint}; --force if consumers use this name",
     )
 
 
@@ -355,13 +357,13 @@ def _saved(file: Path) -> dict[tuple[str, int, int], OffsetSpec]:
                 f"--file: line {number} of {file} is not an offset",
                 option="--file",
                 why=f"field {error} is missing" if isinstance(error, KeyError) else str(error),
-                do="create the file with: penstock tube offset list GROUP --json",
+                hint="create the file with: penstock tube offset list GROUP --json",
             ) from error
     if not found:
         raise ConfigError(
             f"--file: {file} has no offsets",
             option="--file",
-            do="create the file with: penstock tube offset list GROUP --json",
+            hint="create the file with: penstock tube offset list GROUP --json",
         )
     return found
 
@@ -525,16 +527,16 @@ def _group_offsets(
             f"the offsets and the lag of group {group!r} are not known",
             applied=False,
             why=f"brokers {ids} do not respond" if many else f"broker {ids} does not respond",
-            do="start them" if many else "start it",
+            hint="start them" if many else "start it",
         )
     if not found and topic is not None and topic not in topics:
         raise RefusedError(
-            f"no broker has topic {topic!r}", do="correct the name; list the topics: penstock tube topic list"
+            f"no broker has topic {topic!r}", hint="correct the name; list the topics: penstock tube topic list"
         )
     if not found:
         raise RefusedError(
             f"group {group!r} has no committed offsets" + (f" in topic {topic!r}" if topic else ""),
-            do="list the groups: penstock tube group list; Apache's brokers report a new one after some seconds",
+            hint="list the groups: penstock tube group list; Apache's brokers report a new one after some seconds",
         )
     return sorted(found, key=lambda s: (s.topic, s.broker.id, s.partition))
 

@@ -92,7 +92,7 @@ class OffsetSpec:
                 f"{log.topic}",
                 option=self.option,
                 why=f"it stores {log.first} to {log.end}",
-                do="choose an offset in this range, or only the partition that has it: --partition",
+                hint="choose an offset in this range, or only the partition that has it: --partition",
             )
         return self.exact
 
@@ -106,7 +106,7 @@ class OffsetSpec:
                 f"{self.option}: broker {log.broker_id} does not support offsets by time",
                 option=self.option,
                 why=error.why or error.text,
-                do="with Apache's broker use its own method: broker.htm?method=admin_set_offset_by_time",
+                hint="with Apache's broker use its own method: broker.htm?method=admin_set_offset_by_time",
             ) from error
 
 
@@ -123,7 +123,7 @@ def parse_offset(text: str, option: str) -> OffsetSpec:
                 f"{option}: {offset} is not an offset",
                 option=option,
                 why=f"an offset is a multiple of {ENTRY}: each message takes {ENTRY} bytes of the index",
-                do=f"write a multiple of {ENTRY}; for a number of messages write +N or -N",
+                hint=f"write a multiple of {ENTRY}; for a number of messages write +N or -N",
             )
         return OffsetSpec(option, text, exact=offset)
     try:
@@ -133,7 +133,7 @@ def parse_offset(text: str, option: str) -> OffsetSpec:
             found = datetime.fromisoformat(text)
         return OffsetSpec(option, text, time_ms=int(found.timestamp() * 1000))
     except (ValueError, OverflowError):
-        raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write one of: {OFFSETS}") from None
+        raise ConfigError(f"{option}: got {text!r}", option=option, hint=f"write one of: {OFFSETS}") from None
 
 
 class PartitionSpec(NamedTuple):
@@ -154,8 +154,8 @@ def parse_part(text: str) -> PartitionSpec:
     """Parse ``[BROKER:]N``. Raises ConfigError."""
     match = _PART.fullmatch(text)
     if match is None:
-        do = "write a partition such as 0, or with its broker 1:0"
-        raise ConfigError(f"--partition: got {text!r}", option="--partition", do=do)
+        hint = "write a partition such as 0, or with its broker 1:0"
+        raise ConfigError(f"--partition: got {text!r}", option="--partition", hint=hint)
     return PartitionSpec(None if match[1] is None else int(match[1]), int(match[2]))
 
 
@@ -171,7 +171,7 @@ def pick(parts: Iterable[PartitionSpec], topic: str, places: Iterable[tuple[int,
         if not meant:
             names = ", ".join(f"{broker}:{number}" for broker, number in there)
             raise RefusedError(
-                f"topic {topic!r} has no partition {part}", why=f"it has {names}", do="choose one of these"
+                f"topic {topic!r} has no partition {part}", why=f"it has {names}", hint="choose one of these"
             )
         chosen |= meant
     return chosen or set(there)

@@ -114,19 +114,19 @@ def produce(
     check_topic(topic)
     headers = [_header(text) for text in header or []]
     if values and file is not None:
-        raise ConfigError("tube produce: values and --file exclude each other", do="use one of them")
+        raise ConfigError("tube produce: values and --file exclude each other", hint="use one of them")
     typed = not values and file is None and sys.stdin.isatty()
     if typed and form is InputFormat.LENGTH:
-        raise ConfigError("tube produce: no values", do="write them to a --file, or to standard input")
+        raise ConfigError("tube produce: no values", hint="write them to a --file, or to standard input")
     if form is InputFormat.JSON and any([values, headers, key, key_separator, key_field, msg_type]):
         raise ConfigError(
             "--format json: a line contains its key, headers and message type",
             option="--format",
-            do="omit VALUE, --key, --key-separator, --key-field, --header and --msg-type",
+            hint="omit VALUE, --key, --key-separator, --key-field, --header and --msg-type",
         )
     if sum(option is not None for option in (key, key_separator, key_field)) > 1:
         raise ConfigError(
-            "--key, --key-separator and --key-field exclude each other", option="--key", do="use one of them"
+            "--key, --key-separator and --key-field exclude each other", option="--key", hint="use one of them"
         )
     record = (
         _from_json if form is InputFormat.JSON else _record_factory(key, key_separator, key_field, headers, msg_type)
@@ -180,7 +180,7 @@ def produce(
 def _header(text: str) -> tuple[str, str | bytes]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ConfigError(f"--header: got {text!r}", option="--header", do="write NAME=VALUE: --header unit=celsius")
+        raise ConfigError(f"--header: got {text!r}", option="--header", hint="write NAME=VALUE: --header unit=celsius")
     return name, value
 
 
@@ -230,16 +230,16 @@ def _field(value: bytes, path: Sequence[str]) -> bytes:
         raise LocalProtocolError(
             f"--key-field {'.'.join(path)}: the value is not JSON",
             why=str(error),
-            do="produce JSON objects, or use --key",
+            hint="produce JSON objects, or use --key",
         ) from error
     except (KeyError, TypeError) as error:
         raise LocalProtocolError(
-            f"--key-field: the value has no field {'.'.join(path)}", do="choose a field that every value has"
+            f"--key-field: the value has no field {'.'.join(path)}", hint="choose a field that every value has"
         ) from error
     if isinstance(found, dict | list | None):
         raise LocalProtocolError(
             f"--key-field: field {'.'.join(path)} is neither text nor a number",
-            do="choose a field with text or a number in every value",
+            hint="choose a field with text or a number in every value",
         )
     return found.encode() if isinstance(found, str) else json.dumps(found).encode()
 
@@ -267,7 +267,7 @@ def _from_json(line: bytes) -> Record:
         raise LocalProtocolError(
             "the line is not a record as printed by consume --json",
             why=str(error),
-            do='write at least {"value": "text"}',
+            hint='write at least {"value": "text"}',
         ) from error
 
 
@@ -378,7 +378,7 @@ async def _send(
                 sent.put_nowait(await producer.queue(topic, record(value), partition=partition))
     except LocalProtocolError as error:
         what = error.what.removeprefix("tube: ")
-        raise LocalProtocolError(f"record {number}: {what}", why=error.why, do=error.do) from error
+        raise LocalProtocolError(f"record {number}: {what}", why=error.why, hint=error.hint) from error
     finally:
         sent.put_nowait(None)
 

@@ -74,12 +74,12 @@ def search(
         raise ConfigError(
             "no filter is set",
             option="--text",
-            do="set --key, --attribute, --path or --text; penstock tube consume prints all records",
+            hint="set --key, --attribute, --path or --text; penstock tube consume prints all records",
         )
     try:
         wanted = RecordFilter(key=key, attribute=attribute, json=path, text=text)
     except LocalProtocolError as error:
-        raise ConfigError(error.what, do=error.do) from None
+        raise ConfigError(error.what, hint=error.hint) from None
     request = ConsumeRequest.of(tube, topic, start, until, partition)
     unavailable: dict[int, UnavailableError] = {}
     undecodable: list[str] = []
@@ -107,7 +107,7 @@ def search(
             f"the brokers of {topic!r} cannot be searched",
             peer=tube.tube_master,
             why=error.why or "they serve consumer groups only",
-            do=f"read the records as a group: penstock tube consume {topic} --json",
+            hint=f"read the records as a group: penstock tube consume {topic} --json",
         ) from error
     note(f"{found:,} of {compared:,} records")
     if undecodable:

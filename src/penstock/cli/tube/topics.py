@@ -114,8 +114,8 @@ def create_topic(tube: TubeConnectionOptions, topic: str, settings: Mapping[str,
         return len(tube.call("admin_add_new_topic_record", wanted))
     except RefusedError as error:
         if error.code == _EXISTS:
-            do = f"change it (penstock tube topic alter {topic}), or do not change it: --if-not-exists"
-            raise RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, do=do) from None
+            hint = f"change it (penstock tube topic alter {topic}), or do not change it: --if-not-exists"
+            raise RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, hint=hint) from None
         if "brokerId" in settings or "brokerId" not in error.text:
             raise
         # Apache's master requires ids of brokers; penstock's master deploys the topic on all brokers, including later
@@ -159,7 +159,7 @@ def topics_alter(
     if not wanted:
         raise ConfigError(
             "no setting to change",
-            do="set --partitions, --retention, --max-message-size, --[no-]publish or --[no-]subscribe",
+            hint="set --partitions, --retention, --max-message-size, --[no-]publish or --[no-]subscribe",
         )
     states = _states(tube, topic, broker_id)
     there = {"brokerId": ",".join(map(str, states))} if _EVERY not in states else {}
@@ -205,7 +205,7 @@ def topics_describe(
             f"no broker reports topic {topic!r}",
             peer=tube.http,
             why="the master has it; Apache's brokers report it after its first record",
-            do="check that its brokers run: penstock tube broker list",
+            hint="check that its brokers run: penstock tube broker list",
         )
     columns = ["broker", "address", "partition", "first_offset", "end_offset", "store_messages", "store_bytes"]
     print_table(rows, columns, as_json=as_json)
@@ -275,7 +275,9 @@ def _numbers(broker_id: str | None) -> list[int]:
     """Return the ids in ``--broker-id``; empty: all brokers. Raises ConfigError."""
     texts = [] if broker_id is None else [text.strip() for text in broker_id.split(",")]
     if not all(text.isdecimal() and text.isascii() for text in texts):
-        raise ConfigError(f"--broker-id: got {broker_id!r}", option="--broker-id", do="write ids of brokers: 2, or 2,3")
+        raise ConfigError(
+            f"--broker-id: got {broker_id!r}", option="--broker-id", hint="write ids of brokers: 2, or 2,3"
+        )
     return [int(text) for text in texts]
 
 
@@ -293,7 +295,7 @@ def _settings(retention_s: float | None, max_message_size: int | None) -> dict[s
     if retention_s is not None:
         if retention_s > _MAX_RETENTION_S:
             got = "forever" if math.isinf(retention_s) else f"{round(retention_s)} s"
-            raise ConfigError(f"--retention: got {got}", option="--retention", do="set at most 7d")
+            raise ConfigError(f"--retention: got {got}", option="--retention", hint="set at most 7d")
         whole = round(retention_s)
         per_unit, unit = next(pair for pair in ((3600, "h"), (60, "m"), (1, "s")) if not whole % pair[0])
         settings["deletePolicy"] = f"delete,{whole // per_unit}{unit}"
@@ -303,7 +305,7 @@ def _settings(retention_s: float | None, max_message_size: int | None) -> dict[s
             raise ConfigError(
                 f"--max-message-size: got {max_message_size} bytes",
                 option="--max-message-size",
-                do=f"write whole MiB, from 1MiB to {_MAX_MESSAGE_MIB}MiB",
+                hint=f"write whole MiB, from 1MiB to {_MAX_MESSAGE_MIB}MiB",
             )
         settings["maxMsgSizeInMB"] = str(mib)
     return settings
@@ -331,7 +333,7 @@ def _not_on(tube: TubeConnectionOptions, topic: str, lacking: Iterable[int], has
         f"topic {topic!r} is not on {_listed(lacking)}",
         peer=tube.http,
         why=f"it is on {_listed(has)}",
-        do="choose brokers that have it, or omit --broker-id for all",
+        hint="choose brokers that have it, or omit --broker-id for all",
     )
 
 

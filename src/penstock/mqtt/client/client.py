@@ -103,7 +103,7 @@ class ScramAuthentication:
             raise RemoteProtocolError(
                 "mqtt: the server did not prove that it knows the password",
                 why=str(e) or "its SCRAM signature is missing or wrong",
-                do="check the address: this may be another server",
+                hint="check the address: this may be another server",
             ) from e
 
 
@@ -437,7 +437,7 @@ class MqttClient:
         if properties is not None and properties.topic_alias is not None:
             raise LocalProtocolError(
                 "mqtt: a Topic Alias belongs to the connection",
-                do="let the client assign aliases: MqttClient(topic_aliases=N)",
+                hint="let the client assign aliases: MqttClient(topic_aliases=N)",
             )
         driver = self._driver
         publish = Publish(topic, _bytes(payload), qos, retain=retain, properties=properties)
@@ -489,7 +489,7 @@ class MqttClient:
                         f"mqtt: the request to {topic!r} has no receiver",
                         applied=False,
                         why="no client subscribes to that topic",
-                        do="start the responder, or correct the topic",
+                        hint="start the responder, or correct the topic",
                     )
                 return await future
         except TimeoutError:
@@ -701,6 +701,6 @@ def _bytes(value: bytes | str, argument: str = "payload") -> bytes:
     if not isinstance(given, str):
         raise LocalProtocolError(
             f"mqtt: {argument} is {given!r:.60}, expected bytes or str, not {type(given).__name__}",
-            do=f"encode the {argument}, for example with str() or json.dumps()",
+            hint=f"encode the {argument}, for example with str() or json.dumps()",
         )
     return given.encode()

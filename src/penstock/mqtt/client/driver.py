@@ -113,7 +113,7 @@ class Driver:
     async def start(self) -> ConnAck:
         """Connect; the first attempt is not repeated."""
         if self._task is not None:
-            raise LocalProtocolError("mqtt: this client was connected before", do="create a new MqttClient")
+            raise LocalProtocolError("mqtt: this client was connected before", hint="create a new MqttClient")
         self._first = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name=f"mqtt client {self.engine.connect.client_id or '(new)'}")
         try:
@@ -145,7 +145,7 @@ class Driver:
     def check_open(self) -> None:
         """Raise if operations cannot be completed any more."""
         if self._task is None:
-            raise LocalProtocolError("mqtt: the client is not connected", do="await client.connect() first")
+            raise LocalProtocolError("mqtt: the client is not connected", hint="await client.connect() first")
         if self.stopping or self._task.done():
             raise self.failure or _disconnected()
 

@@ -54,7 +54,7 @@ _START: Final = "start a node (penstock up), or correct the address"
 def not_connected(url: BrokerUrl, error: OSError, certificate: str | None = None) -> UnavailableError:
     """Error: the server is not reachable. ``certificate`` is the file of the client certificate."""
     said = connection_failure(error, url.host, tls=url.tls, certificate=certificate)
-    return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=said.why, do=said.do or _START)
+    return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=said.why, hint=said.hint or _START)
 
 
 def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
@@ -63,7 +63,7 @@ def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
         f"mqtt: {url} does not answer CONNECT",
         applied=False,
         why=f"no CONNACK within {seconds:g} s",
-        do="check that this port speaks MQTT"
+        hint="check that this port speaks MQTT"
         if url.tls
         else f"check that this port speaks MQTT; if it uses TLS, connect to {_with_tls(url)}",
     )
@@ -72,7 +72,7 @@ def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
 def rejected(url: BrokerUrl, error: Exception | None, certificate: str | None) -> UnavailableError | None:
     """Error: the server closed the connection with the TLS alert in ``error``; None if ``error`` is not an alert."""
     said = tls_alert_failure(error, certificate)
-    return None if said is None else UnavailableError(f"mqtt: no connection to {url}", why=said.why, do=said.do)
+    return None if said is None else UnavailableError(f"mqtt: no connection to {url}", why=said.why, hint=said.hint)
 
 
 def http_server(url: BrokerUrl, data: bytes) -> UnavailableError:
@@ -82,7 +82,7 @@ def http_server(url: BrokerUrl, data: bytes) -> UnavailableError:
         f"mqtt: {url} does not speak MQTT",
         applied=False,
         why=f"it answered CONNECT with HTTP: {status!r}",
-        do="use the address of the MQTT listener (port 1883 by default) instead of the HTTP listener",
+        hint="use the address of the MQTT listener (port 1883 by default) instead of the HTTP listener",
     )
 
 
@@ -98,7 +98,7 @@ def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
         f"mqtt: {url} closed the connection instead of answering CONNECT",
         applied=False,
         why=f"it stops or restarts, {other}, or does not speak MQTT",
-        do=f"try again; if it repeats, {check}",
+        hint=f"try again; if it repeats, {check}",
     )
 
 
@@ -108,7 +108,7 @@ def tls_server(url: BrokerUrl) -> UnavailableError:
         f"mqtt: {url} does not speak MQTT without TLS",
         applied=False,
         why="it answered CONNECT with a TLS alert",
-        do=f"connect to {_with_tls(url)}",
+        hint=f"connect to {_with_tls(url)}",
     )
 
 
@@ -121,14 +121,19 @@ def denied(url: BrokerUrl, what: str, permission: str, topic: str, code: int, te
     error = refused(url, what, code, text)
     if code == ReasonCode.NOT_AUTHORIZED:
         error.needs_grant = True
-        error.do = f"grant {permission} on {topic!r} to this client in the policy file of the server, then SIGHUP"
+        error.hint = f"grant {permission} on {topic!r} to this client in the policy file of the server, then SIGHUP"
     return error
 
 
-def refused(url: BrokerUrl, what: str, code: int, text: str, do: str | None = None) -> RefusedError:
+def refused(url: BrokerUrl, what: str, code: int, text: str, hint: str | None = None) -> RefusedError:
     """Error: the server refused ``what``."""
     return RefusedError(
-        f"mqtt: {url} refused {what}: {reason_name(code)}", code=code, text=text, peer=str(url), why=text or None, do=do
+        f"mqtt: {url} refused {what}: {reason_name(code)}",
+        code=code,
+        text=text,
+        peer=str(url),
+        why=text or None,
+        hint=hint,
     )
 
 
@@ -156,11 +161,11 @@ def closed(url: BrokerUrl, event: Closed, client_id: str) -> PenstockError:
             text=event.reason_string,
             peer=str(url),
             why=f"another client connected with the client identifier {client_id!r}",
-            do="give each client its own client identifier",
+            hint="give each client its own client identifier",
         )
     reference = event.server_reference
     return UnavailableError(
-        what, why=event.reason_string or None, do=None if reference is None else f"connect to {reference}"
+        what, why=event.reason_string or None, hint=None if reference is None else f"connect to {reference}"
     )
 
 

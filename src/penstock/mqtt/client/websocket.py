@@ -114,7 +114,7 @@ class WebSocketClientLink(ClientLink):
                 RemoteProtocolError(
                     f"mqtt: {self._url} does not support MQTT over WebSocket",
                     why="it did not choose the subprotocol 'mqtt'",
-                    do="check the path of the address",
+                    hint="check the path of the address",
                 )
             )
         else:
@@ -134,7 +134,7 @@ class WebSocketClientLink(ClientLink):
                 code=response.status_code,
                 text=response.reason_phrase,
                 peer=self._url.authority,
-                do="check the path of the address and the credentials",
+                hint="check the path of the address and the credentials",
             )
         return RemoteProtocolError(f"mqtt: {self._url} does not speak WebSocket", why=str(error))
 

@@ -516,7 +516,7 @@ def _connect(data: bytes, position: int, end: int) -> Connect:
         raise RemoteProtocolError(
             f"mqtt: protocol {name[:16]!r} level {level} is not supported",
             reason_code=0x84,
-            do="use MQTT 5.0 or 3.1.1",
+            hint="use MQTT 5.0 or 3.1.1",
         )
     flags = reader.byte()
     will_qos = flags >> 3 & 3

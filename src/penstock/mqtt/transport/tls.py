@@ -126,7 +126,7 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
             f"{files.key}: the key is encrypted",
             option="key",
             where=str(files.key),
-            do="decrypt it (`openssl pkey`) and make it readable by the node's user only",
+            hint="decrypt it (`openssl pkey`) and make it readable by the node's user only",
         ) from None
     except ssl.SSLError as error:
         blames_key, problem = pair_problem(files.certificate, files.key, error)
@@ -136,7 +136,7 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
             option=option,
             where=str(path),
             why=problem.why,
-            do=problem.do,
+            hint=problem.hint,
         ) from error
 
 
@@ -150,7 +150,7 @@ def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
             option="client_ca",
             where=str(path),
             why="a certificate in it is damaged" if (problem := certificate_problem(path)) is None else problem.why,
-            do="use a PEM file with the authorities of the client certificates",
+            hint="use a PEM file with the authorities of the client certificates",
         ) from error
 
 
@@ -165,7 +165,7 @@ def _load_revocations(context: ssl.SSLContext, path: Path) -> Revocations:
             option="revoked",
             where=str(path),
             why=str(error),
-            do="use a PEM file with the list of each authority in client_ca (`openssl crl -inform DER` makes PEM)",
+            hint="use a PEM file with the list of each authority in client_ca (`openssl crl -inform DER` makes PEM)",
         ) from error
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return revocations
@@ -180,7 +180,7 @@ def _readable(path: Path, option: str) -> None:
             f"{option}: {path} cannot be read: {error.strerror}",
             option=option,
             where=str(path),
-            do="check the path and that the node's user has read permission",
+            hint="check the path and that the node's user has read permission",
         ) from error
 
 

@@ -428,7 +428,7 @@ class ClusterMembership:
             raise StorageError(
                 f"a loaded snapshot cannot be put in its place: {error}",
                 path=str(self._data_dir),
-                do="check the disk of this node; it continues automatically",
+                hint="check the disk of this node; it continues automatically",
             ) from error
 
     def _follow(self, names: Sequence[str]) -> None:
@@ -617,13 +617,13 @@ class ClusterMembership:
     def failure(self) -> StorageError | None:
         """Return the reason why acknowledgements wait for etcd; None if they do not."""
         if (full := self._full) is not None:
-            return OutOfSpaceError("cluster: etcd is full, commits wait", why=full.what, do=full.do)
+            return OutOfSpaceError("cluster: etcd is full, commits wait", why=full.what, hint=full.hint)
         if (waited_s := self._wait_s()) < 1:
             return None
         return StorageError(
             f"cluster: commits have been waiting for etcd for {int(waited_s)} s",
             why="no majority of the etcd members answers",
-            do="check the etcd members; the node continues automatically",
+            hint="check the etcd members; the node continues automatically",
         )
 
     def refusing(self, refuse: Callable[[str], None], refuse_changes: Callable[[str], None]) -> Callable[[str], None]:
@@ -738,7 +738,7 @@ class ClusterMembership:
         if not self._ready_standbys():
             raise RefusedError(
                 "cluster: no standby is up to date, so nothing was changed",
-                do="start a standby and wait until its lag is small: penstock cluster status",
+                hint="start a standby and wait until its lag is small: penstock cluster status",
             )
         request = asyncio.current_task()
         assert request is not None, "a request has a task"

@@ -166,11 +166,11 @@ class SnapshotLoader:
             self.failure = StorageError(
                 f"{error.filename or self._path} cannot be written: {error.strerror or error}",
                 path=str(error.filename or self._path),
-                do="check the disk of this node",
+                hint="check the disk of this node",
             )
         except Exception as bug:  # noqa: BLE001 - reported by the node, which continues
             _log.exception("a snapshot was not loaded")
-            self.failure = StorageError(f"a defect of penstock: {bug!r}", do="report it with the log of this node")
+            self.failure = StorageError(f"a defect of penstock: {bug!r}", hint="report it with the log of this node")
 
     def _load(self) -> None:
         received = self._path / SNAPSHOT / "received"
@@ -180,7 +180,7 @@ class SnapshotLoader:
         missing = [name for name in self._names if name not in positions or name not in manifest.environments]
         if missing:
             raise RemoteProtocolError(
-                f"the snapshot lacks {', '.join(missing)}", do="give all nodes the same `cluster.tubemq`"
+                f"the snapshot lacks {', '.join(missing)}", hint="give all nodes the same `cluster.tubemq`"
             )
         self._size = 2 * manifest.size
         self._write(manifest)
@@ -233,7 +233,7 @@ class SnapshotLoader:
             raise UnavailableError(
                 f"the active node at {source.address} cannot be read",
                 why=failure.why,
-                do="set its authority: cluster.http_tls.ca" if isinstance(error, ssl.SSLError) else failure.do,
+                hint="set its authority: cluster.http_tls.ca" if isinstance(error, ssl.SSLError) else failure.hint,
             ) from error
         finally:
             self._socket = None
@@ -262,7 +262,7 @@ def _refusal(response: http.client.HTTPResponse, address: str) -> PenstockError:
     except (ValueError, TypeError, KeyError, AttributeError):
         what, why, hint = response.reason, "it may be of an earlier version", "upgrade the active node"
     return RefusedError(
-        f"the active node at {address} refused it: {what}", code=response.status, peer=address, why=why, do=hint
+        f"the active node at {address} refused it: {what}", code=response.status, peer=address, why=why, hint=hint
     )
 
 

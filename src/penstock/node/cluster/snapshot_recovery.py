@@ -159,7 +159,7 @@ class SnapshotRecovery:
                     f" {0 if position is None else position.sequence}, and the log in etcd with"
                     f" {'none' if head is None else head.sequence}, or they are of different logs",
                     why="etcd was restored from a backup or emptied",
-                    do=RESTORED,
+                    hint=RESTORED,
                 )
 
 

@@ -124,7 +124,7 @@ def _member(
 
 def _etcd_snapshot(endpoint: str, status: EtcdStatus | PenstockError) -> EtcdSnapshot:
     if isinstance(status, PenstockError):
-        hint = None if status.do == CHECK_MEMBERS else status.do  # that of one member depends on the others
+        hint = None if status.hint == CHECK_MEMBERS else status.hint  # that of one member depends on the others
         return EtcdSnapshot(endpoint, problem=status.why or status.what, hint=hint)
     return EtcdSnapshot(
         endpoint, status.version, status.leads, status.used_bytes, status.quota_bytes or None, status.errors

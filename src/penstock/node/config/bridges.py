@@ -23,7 +23,7 @@ def _url(value: str) -> str:
     try:
         url = parse_broker_url(value)
     except ConfigError as error:
-        raise ValueError(error.do or error.what) from error
+        raise ValueError(error.hint or error.what) from error
     if url.password is not None:
         raise ValueError("expected a URL without a password: use password_file")
     return value

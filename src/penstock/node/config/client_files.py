@@ -27,5 +27,5 @@ def check_client_files(tls: TlsOptions, where: str, prefix: str = "tls.") -> Non
             f"{where}: {error.what.removeprefix('tls: ').replace(error.option, option, 1)}",
             option=option,
             why=error.why,
-            do=error.do,
+            hint=error.hint,
         ) from error

@@ -126,6 +126,6 @@ def refuse_open_listeners(found: Sequence[OpenListener], *, users: str) -> None:
         f"other machines could use these listeners without credentials: {named}",
         option=reachable[0].setting,
         why=next((listener.why for listener in reachable if listener.why), f"there are no users: {users} is not set"),
-        do=f"create a user (`{CREATE_USER}`) and set {users}; or accept anonymous clients: {allowed}; or listen on"
+        hint=f"create a user (`{CREATE_USER}`) and set {users}; or accept anonymous clients: {allowed}; or listen on"
         " 127.0.0.1",
     )

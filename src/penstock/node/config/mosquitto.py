@@ -637,7 +637,7 @@ def _texts(path: Path, named: _Line | None = None) -> Iterator[tuple[int, str]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         where = "" if named is None else f"{named.file}:{named.number}: {named.option}: "
-        raise ConfigError(f"{where}{path} cannot be read", why=reason, do="correct the path") from error
+        raise ConfigError(f"{where}{path} cannot be read", why=reason, hint="correct the path") from error
     for number, line in enumerate(text.split("\n"), 1):
         if (stripped := line.strip()) and not stripped.startswith("#"):
             yield number, stripped

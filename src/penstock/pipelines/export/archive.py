@@ -119,7 +119,7 @@ def pipeline_files(file: Path, pipeline: Pipeline) -> list[ArchiveFile]:
                 f"{part}: {path!r} would not be part of the package",
                 option=option,
                 why="only files below the directory of the pipeline file are packaged",
-                do=f"put the file next to {str(file)!r}, and write its name as a relative path",
+                hint=f"put the file next to {str(file)!r}, and write its name as a relative path",
             )
         names[PurePath(path).as_posix()] = file.parent / path
     return [ArchiveFile(f"pipeline/{name}", path) for name, path in names.items()]
@@ -151,7 +151,7 @@ def _refuse_secret(document: Document, place: tuple[str | int, ...], value: str)
                 f"{where}: ${{file:{path}}} would not exist where the pipeline runs",
                 where=where,
                 why="a package contains no secrets",
-                do="write an absolute path, at which each machine has the file",
+                hint="write an absolute path, at which each machine has the file",
             )
     # As it is written: variables have their defaults, those without one are empty.
     written = _VARIABLE.sub(lambda variable: variable["default"] or "", value)
@@ -161,7 +161,7 @@ def _refuse_secret(document: Document, place: tuple[str | int, ...], value: str)
             f"{where}: the file contains a password",
             where=where,
             why="anyone who can read the package could read it",
-            do="write ${file:/PATH} with the path of a file on each machine, or ${NAME} and set the variable there",
+            hint="write ${file:/PATH} with the path of a file on each machine, or ${NAME} and set the variable there",
         )
 
 
@@ -188,7 +188,7 @@ def distributions(extras: Collection[str]) -> dict[str, Distribution]:
             raise ConfigError(
                 f"the package {name!r} is not installed",
                 why="a package of a pipeline contains all that penstock requires",
-                do=f'pip install ".[{",".join(sorted(extras))}]" in a clone of penstock',
+                hint=f'pip install ".[{",".join(sorted(extras))}]" in a clone of penstock',
             ) from None
         for text in found[key].requires or ():
             requirement, _, condition = text.partition(";")
@@ -231,7 +231,9 @@ def write_archive(target: Path, files: Iterable[ArchiveFile]) -> int:
         StorageError: a file cannot be read or written.
     """
     if target.exists():
-        raise ConfigError(f"{target} exists already", option="archive", do="remove it, or name another with --archive")
+        raise ConfigError(
+            f"{target} exists already", option="archive", hint="remove it, or name another with --archive"
+        )
     entries = {file.name: file for file in files}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

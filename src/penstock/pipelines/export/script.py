@@ -108,7 +108,7 @@ class _Script:
                 f"no sink of pipeline {self._program.pipeline.name!r} can be exported",
                 option=f"sinks.{name}",
                 why=why,
-                do="see the page on exporting pipelines for what programs can have",
+                hint="see the page on exporting pipelines for what programs can have",
             )
         if self._program.pipeline.dead_letters is not None and self._program.rejecting:
             queries.append(self._sinks.dead_letters())

@@ -527,7 +527,8 @@ def _check_parts(letters: Sequence[DeadLetter], pipeline: Pipeline) -> None:
                 f"the part {letter.part} of a dead letter does not name its explode step",
                 option="steps",
                 why=f"an earlier version has stored the part of the record {letter.id!r}",
-                do="close the letter (penstock pipeline dead-letter resolve), and send the rest of the record yourself",
+                hint="close the letter (penstock pipeline dead-letter resolve), and send the rest of the record "
+                "yourself",
             )
         for name in (letter.part or "").split(".")[:-1:2]:
             if name not in known:
@@ -535,7 +536,7 @@ def _check_parts(letters: Sequence[DeadLetter], pipeline: Pipeline) -> None:
                     f"the explode step {name!r} of a dead letter is not in the file",
                     option="steps",
                     why=f"it made the part {letter.part} of the record {letter.id!r}",
-                    do="give the step its former name, or close the letter (penstock pipeline dead-letter resolve)",
+                    hint="give the step its former name, or close the letter (penstock pipeline dead-letter resolve)",
                 )
 
 
@@ -545,17 +546,17 @@ def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
         raise ConfigError(
             f"the source {name!r} of a dead letter is not in the file",
             option="sources",
-            do=f"add it again, or select dead letters of {', '.join(inputs)}",
+            hint=f"add it again, or select dead letters of {', '.join(inputs)}",
         )
     if isinstance(source, StateStoreSource):
         raise ConfigError(
             f"records cannot be redriven to the source {name!r}: only the node may write to the topic of its changes",
-            do="set the key again (penstock kv set), which creates a new change",
+            hint="set the key again (penstock kv set), which creates a new change",
         )
     if isinstance(source, DeltaSource):
         raise ConfigError(
             f"records cannot be redriven to the source {name!r}: the table belongs to other programs",
-            do="correct the row in the table, which is a new change, and close the letter (penstock pipeline "
+            hint="correct the row in the table, which is a new change, and close the letter (penstock pipeline "
             "dead-letter resolve)",
         )
     if isinstance(source, KafkaSource) and not source.redrive:
@@ -563,7 +564,7 @@ def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:
             f"records cannot be redriven to the source {name!r}: it does not permit writing to its topics",
             option="redrive",
             why="all consumers of a topic would read the records again",
-            do="set redrive: true in the source, or send the corrected record yourself and close the letter (penstock"
+            hint="set redrive: true in the source, or send the corrected record yourself and close the letter (penstock"
             " pipeline dead-letter resolve)",
         )
     if not isinstance(source, TubeOptions | FilesSource | KafkaSource):
@@ -581,7 +582,7 @@ def _check_topics(name: str, source: KafkaSource, topics: Collection[str], tell:
             raise ConfigError(
                 f"records cannot be redriven to the topic {topic!r}: the source {name!r} does not read it",
                 option="topics",
-                do="add it again, or send the records yourself and close the letters (penstock pipeline dead-letter"
+                hint="add it again, or send the records yourself and close the letters (penstock pipeline dead-letter"
                 " resolve)",
             )
     with _everything(source) as log:
@@ -597,7 +598,7 @@ def _check_topics(name: str, source: KafkaSource, topics: Collection[str], tell:
                 f"records cannot be redriven to the topic {topic!r}: its cleanup.policy is {policy}",
                 option="redrive",
                 why="compaction keeps the last record of each key, which the redriven one would be",
-                do="send the corrected record yourself and close the letter (penstock pipeline dead-letter resolve)",
+                hint="send the corrected record yourself and close the letter (penstock pipeline dead-letter resolve)",
             )
 
 
@@ -646,7 +647,7 @@ def _into_partitions(
                 f"a record cannot be redriven to the partition {letter.partition} of topic {letter.topic!r}",
                 option="topics",
                 why="the topic has no such partition: it was created again with fewer",
-                do="add partitions with kafka-topics.sh --alter, or send the record yourself and close the letter"
+                hint="add partitions with kafka-topics.sh --alter, or send the record yourself and close the letter"
                 f" (penstock pipeline dead-letter resolve --id {letter.id})",
             )
         start.setdefault(letter.topic, {})[str(letter.partition)] = end
@@ -731,9 +732,9 @@ def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[R
             f"it is unknown whether an interrupted redrive to the source {name!r} has sent {next(iter(unknown))!r}"
             + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""),
             why="its topic was created again, or records were deleted from it since, of which one may be the copy",
-            do="look for the record in the tables of the pipeline; if it is there, close the letter: penstock pipeline"
-            " dead-letter resolve --id ID; if not, store its payload: penstock pipeline dead-letter correct --id ID;"
-            " then redrive again",
+            hint="look for the record in the tables of the pipeline; if it is there, close the letter: penstock "
+            "pipeline dead-letter resolve --id ID; if not, store its payload: penstock pipeline dead-letter correct "
+            "--id ID; then redrive again",
         )
     if sent:
         _list_redriven(path, sent, begun // 1_000_000, begun)

@@ -185,7 +185,7 @@ class Ledger:
                     path=str(path),
                     why=f"a later run has written it, with the fencing token {token}: this run "
                     f"({entry.fencing_token}) has lost its lease",
-                    do="check which run holds the lease (penstock pipeline status)",
+                    hint="check which run holds the lease (penstock pipeline status)",
                 )
             return asdict(entry)
 
@@ -244,7 +244,7 @@ class Ledger:
                 path=str(checkpoint.path / "offsets" / str(batch)),
                 why=f"it ends at {planned.end} (watermark {planned.watermark_ms} ms); {path} has {entry.end}"
                 f" ({entry.watermark_ms} ms); one of these files is damaged, or they are not of the same backup",
-                do="find out which one is right (penstock pipeline reconcile compares the ledger with the source and"
+                hint="find out which one is right (penstock pipeline reconcile compares the ledger with the source and"
                 " the tables), and correct the other one, or restore the whole state directory",
             )
 

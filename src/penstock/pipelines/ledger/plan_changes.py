@@ -183,7 +183,7 @@ def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, r
             raise RefusedError(
                 f"the {what} of pipeline {before.name!r} cannot change while it runs",
                 why="its lease, its offsets and the settings of Spark belong to them",
-                do=restart,
+                hint=restart,
             )
     for pipeline in (before, after):
         for found in plan(pipeline):
@@ -193,20 +193,20 @@ def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, r
                     f"pipeline {before.name!r} cannot change while it runs: step {step!r} of sink {found.sink.name!r} "
                     "keeps state",
                     why="only flows without dedupe, window, join and as-of steps are changed while they run",
-                    do=restart,
+                    hint=restart,
                 )
     if after.has_remote_table and not before.has_remote_table:
         raise RefusedError(
             "a table at a URI cannot be added to a run that has none",
             why="the jars of Delta Lake are loaded when Spark starts",
-            do=restart,
+            hint=restart,
         )
     for change in changes(after, state) or ():
         if change.mark == REFUSED:
-            raise RefusedError(f"{change.what}: {change.text}", do=START_OVER)
+            raise RefusedError(f"{change.what}: {change.text}", hint=START_OVER)
         if change.mark == ASKED and not repeats:
             raise RefusedError(
-                f"{change.what} {change.text}", do="keep the previous name, or add --yes to write the records again"
+                f"{change.what} {change.text}", hint="keep the previous name, or add --yes to write the records again"
             )
 
 
@@ -240,7 +240,7 @@ def check_topics(pipeline: Pipeline) -> None:
             with suppress(UnavailableError):
                 check_value_schema(pipeline, sink)
         except PenstockError as error:
-            raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, do=error.do) from error
+            raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, hint=error.hint) from error
 
 
 def check_feeds(pipeline: Pipeline) -> None:
@@ -259,7 +259,7 @@ def check_feeds(pipeline: Pipeline) -> None:
                     if (log := DeltaLog(table)).exists():
                         log.check_change_feed()
             except PenstockError as error:
-                raise PenstockError(f"source {name!r}: {error.what}", why=error.why, do=error.do) from error
+                raise PenstockError(f"source {name!r}: {error.what}", why=error.why, hint=error.hint) from error
 
 
 def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:

@@ -65,7 +65,7 @@ def _contents(lock: StoragePath) -> bytes:
         return b""
 
 
-def _held(found: bytes, do: str) -> PenstockError:
+def _held(found: bytes, hint: str) -> PenstockError:
     try:
         holder = json.loads(found)
         who = f"process {holder['process']} on {holder['host']} since {holder['since']}"
@@ -75,5 +75,5 @@ def _held(found: bytes, do: str) -> PenstockError:
     return PenstockError(
         "these dead letters are being redriven",
         why=f"{who} holds the lock, and two redrives could send a letter twice",
-        do=do,
+        hint=hint,
     )

@@ -41,7 +41,7 @@ class RetryPolicy(NamedTuple):
     """
 
     limit_s: float
-    do: str
+    hint: str
     apart_s: float = 0.0
     waits: bool = False
 
@@ -88,5 +88,5 @@ def jvm_exit_error() -> UnavailableError:
     return UnavailableError(
         "Spark's Java process has ended",
         why="it was killed, or the machine ran out of memory",
-        do="start the pipeline again: it continues from its checkpoints",
+        hint="start the pipeline again: it continues from its checkpoints",
     )

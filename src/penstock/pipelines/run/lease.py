@@ -158,7 +158,7 @@ class ApplyAnswer:
     result: str
     what: str = ""
     why: str | None = None
-    do: str | None = None
+    hint: str | None = None
 
 
 def decode_request(value: bytes | None, run: str) -> ApplyRequest | None:
@@ -246,7 +246,7 @@ def stop_run(
                     raise UnavailableError(
                         f"{holder} has not stopped within {timeout_s:g} s",
                         why="it finishes its active batches first, or its host does not respond",
-                        do="wait longer with --timeout; the request to stop stays valid",
+                        hint="wait longer with --timeout; the request to stop stays valid",
                     ) from None
             return await _last_record(client, pipeline, holder.run, answer_s)
 
@@ -288,7 +288,7 @@ def apply_version(
                     f"{request.version}",
                     why="it finishes its active batches first, and waits until each query of the new version has "
                     "finished a batch",
-                    do="the request stays valid: look at `penstock pipeline status`, or wait longer with --timeout",
+                    hint="the request stays valid: look at `penstock pipeline status`, or wait longer with --timeout",
                 ) from None
             finally:
                 if not waiting.done():
@@ -298,7 +298,7 @@ def apply_version(
             raise UnavailableError(
                 f"run {request.run} ended before it answered whether it uses version {request.version}",
                 why="it was stopped, or it crashed",
-                do="the next run continues with the version that `penstock pipeline status` shows",
+                hint="the next run continues with the version that `penstock pipeline status` shows",
             )
 
     return asyncio.run(_in_time(ask(), broker, answer_s))
@@ -319,7 +319,7 @@ def with_lease(broker: str, pipeline: str, work: Callable[[str], object], answer
                 async with asyncio.timeout(answer_s):
                     token = await lease.try_acquire()
             if token is None:
-                raise RefusedError(f"a run of pipeline {pipeline!r} has just started", do="apply the version again")
+                raise RefusedError(f"a run of pipeline {pipeline!r} has just started", hint="apply the version again")
             try:
                 await asyncio.to_thread(work, str(token))
             finally:
@@ -364,7 +364,7 @@ def lease_quota_errors(pipeline: str) -> Iterator[None]:
             f"its key {lease_key(pipeline)} would exceed max_keys, max_bytes or principal_share of statestore, or the "
             "disk is full; the store reserves nothing for leases"
         )
-        error.do = (
+        error.hint = (
             "delete keys, or raise the limit; a user that only pipelines have keeps its share, whatever others store"
         )
         raise
@@ -389,5 +389,5 @@ async def _in_time(work: Coroutine[Any, Any, T], broker: str, timeout_s: float) 
     except TimeoutError:
         raise UnavailableError(
             f"the state store at {without_secret(broker)} did not answer within {timeout_s:g} s",
-            do="start the node, or check it",
+            hint="start the node, or check it",
         ) from None

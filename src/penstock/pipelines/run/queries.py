@@ -746,5 +746,5 @@ def check_nothing_dropped(running: RunningQuery) -> None:
         raise DataLossError(
             f"sink {running.built.name!r}: {dropped} records arrived longer than `within` before others already read",
             why="one partition is read far behind another, so the dedupe dropped its records as too old",
-            do="raise the dedupe's `within` above that distance, and run again with a new state directory and table",
+            hint="raise the dedupe's `within` above that distance, and run again with a new state directory and table",
         )

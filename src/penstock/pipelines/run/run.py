@@ -289,7 +289,7 @@ class _PipelineRun:
                 f"pipeline {self._pipeline.name!r} is already run by {holder.run or 'another run'}",
                 applied=False,
                 why=None if holder.run is None else f"{holder} holds the lease",
-                do="stop it first (penstock pipeline stop), or wait until it ends with --wait SECONDS",
+                hint="stop it first (penstock pipeline stop), or wait until it ends with --wait SECONDS",
             )
         record = holder.record
         self._emit_event(
@@ -369,7 +369,7 @@ class _PipelineRun:
         except BROKEN as error:
             if not is_jvm_exit(error):
                 _, words = innermost_cause(full_text(error))
-                failed = PenstockError(f"Spark cannot run {pipeline.name!r}: {words}", do=FIX_AND_RESTART)
+                failed = PenstockError(f"Spark cannot run {pipeline.name!r}: {words}", hint=FIX_AND_RESTART)
                 why = str(failed)
                 raise failed from error
             self._queries = []
@@ -436,9 +436,9 @@ class _PipelineRun:
         if self._change is None or any(each.stopping and not each.stopped for each in self._queries):
             return
         if not all(each.stopped for each in self._queries):
-            refusal = RefusedError("a query failed before it had finished its batch", do=APPLY_LATER)
+            refusal = RefusedError("a query failed before it had finished its batch", hint=APPLY_LATER)
         elif unfinished := [name for each in self._queries for name in each.built.batches.unfinished]:
-            refusal = RefusedError(f"sink {unfinished[0]!r} could not finish its batch", do=APPLY_LATER)
+            refusal = RefusedError(f"sink {unfinished[0]!r} could not finish its batch", hint=APPLY_LATER)
         else:
             self._switch(self._change)
             return
@@ -454,19 +454,19 @@ class _PipelineRun:
             raise RefusedError(
                 "this run cannot change to another version",
                 why="it was not started with a file, or it ends after the records that were available at its start",
-                do="start it again with the changed file",
+                hint="start it again with the changed file",
             )
         if self._over is not None:
             raise RefusedError(
                 f"version {self._version} is on trial",
                 why="not all of its queries have finished a batch",
-                do="wait until it is applied; or stop the run, and use `penstock pipeline apply --rollback`",
+                hint="wait until it is applied; or stop the run, and use `penstock pipeline apply --rollback`",
             )
         if (failing := next((each for each in self._queries if each.failing_since is not None), None)) is not None:
             raise RefusedError(
                 f"sink {failing.built.name!r} fails at present",
                 why="a part of its batch may be written, and the other version could have other rows",
-                do="fix the cause; or stop the run, and start it with the changed file",
+                hint="fix the cause; or stop the run, and start it with the changed file",
             )
         if any(each.stopping for each in self._queries) or not all(each.check_up() for each in self._queries):
             return
@@ -503,7 +503,9 @@ class _PipelineRun:
             words = error_text(innermost_cause(full_text(error))[1])
             self._resume(
                 change,
-                error if isinstance(error, PenstockError) else PenstockError(words.what, why=words.why, do=words.do),
+                error
+                if isinstance(error, PenstockError)
+                else PenstockError(words.what, why=words.why, hint=words.hint),
             )
             return
         # From here on batches belong to the new version, also those of a run after a crash. If it is unknown whether
@@ -574,11 +576,11 @@ class _PipelineRun:
         )
         self._emit_event("rolled_back", version=over, failed=failed, why=str(error))
         if request is not None:
-            self._answer(request, ApplyAnswer(request.id, over, ROLLED_BACK, error.what, error.why, error.do))
+            self._answer(request, ApplyAnswer(request.id, over, ROLLED_BACK, error.what, error.why, error.hint))
 
     def _refuse(self, request: ApplyRequest, error: PenstockError) -> None:
         self._emit_event("warning", text=f"version {request.version} was not applied: {error.what}")
-        self._answer(request, ApplyAnswer(request.id, request.version, REFUSED, error.what, error.why, error.do))
+        self._answer(request, ApplyAnswer(request.id, request.version, REFUSED, error.what, error.why, error.hint))
 
     def _answer(self, request: ApplyRequest, answer: ApplyAnswer) -> None:
         self._store.accept(request)
@@ -611,7 +613,7 @@ class _PipelineRun:
                 raise PenstockError(
                     f"the run of {self._pipeline.name!r} lost its lease and stops",
                     why="another run has acquired it, or the state store was unavailable for too long",
-                    do="check which run holds the lease (penstock pipeline status); if none does, start it again: it "
+                    hint="check which run holds the lease (penstock pipeline status); if none does, start it again: it "
                     "continues from its checkpoints",
                 )
             try:
@@ -641,8 +643,8 @@ class _PipelineRun:
                     self._emit_event(
                         "warning",
                         text=f"sink {sink!r} fails and has not read {lag.unread:.0%} of the records that a partition "
-                        "stores: retention deletes the oldest ones next, and the sink then fails; do: start the system "
-                        "that does not answer, or increase the retention of the topic",
+                        "stores: retention deletes the oldest ones next, and the sink then fails; hint: start the "
+                        "system that does not answer, or increase the retention of the topic",
                     )
 
     def _running_queries(self) -> dict[str, StreamingQuery | None]:
@@ -778,7 +780,7 @@ class _PipelineRun:
                 f"sink {name!r}: the state of its dedupe, windows and join has columns of other types than now",
                 option=f"sinks.{name}",
                 why=words,
-                do=START_OVER,
+                hint=START_OVER,
             )
         now = time.monotonic()
         running.failing_since = running.failing_since or now
@@ -800,16 +802,16 @@ class _PipelineRun:
             if kind == DataLossError.__name__ and others and self._over is None:
                 self._continue_without(running, said)
                 return
-            raise PenstockError(what, why=said.why if kind else failed, do=said.do or FIX_AND_RESTART)
+            raise PenstockError(what, why=said.why if kind else failed, hint=said.hint or FIX_AND_RESTART)
         failing_s = now - running.failing_since
         if policy is not None and failing_s > policy.limit_s:
             failed = f"all attempts failed for {policy.limit_s:g} s"
             why = failed if said.why is None else f"{said.why}; {failed}"
             if self._options.available_now or not policy.waits:
-                raise UnavailableError(what, why=why, do=policy.do)
+                raise UnavailableError(what, why=why, hint=policy.hint)
             if not running.warned:
                 running.warned = True
-                text = f"{what}: {why}; the run continues to retry; do: {policy.do}"
+                text = f"{what}: {why}; the run continues to retry; hint: {policy.hint}"
                 self._emit_event("warning", text=text)
         waiting = sum(other.query is None and not other.is_over for other in self._queries)
         in_s = max(running.backoff.failed(), min(failing_s / 10, LONGEST_RETRY_PAUSE_S))
@@ -826,7 +828,7 @@ class _PipelineRun:
         """Continue the run without the sinks of the query ``running``, which has failed permanently."""
         sinks = running.built.sinks
         names = f"sink{'s' if len(sinks) > 1 else ''} {', '.join(map(repr, sinks))}"
-        running.error = PenstockError(f"{names}: {cause.what}", why=cause.why, do=cause.do or FIX_AND_RESTART)
+        running.error = PenstockError(f"{names}: {cause.what}", why=cause.why, hint=cause.hint or FIX_AND_RESTART)
         running.query = None
         # A batch that it finished before would end the failure.
         self._report()

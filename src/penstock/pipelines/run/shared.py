@@ -206,7 +206,7 @@ class _Member:
                 f"sink {self.name!r} cannot continue at the offsets of its query",
                 path=str(self.checkpoint.path),
                 why=f"its checkpoint is at {at}, the query at {start}",
-                do="start the run again: it groups the sinks by their checkpoints",
+                hint="start the run again: it groups the sinks by their checkpoints",
             )
         if begun is None:
             self.checkpoint.begin(batch, entry)

@@ -201,7 +201,7 @@ class WriteBack:
                 raise UnavailableError(
                     f"the state store at {without_secret(self._broker)} did not answer within {timeout_s:g} s",
                     why="the node is down or overloaded",
-                    do="start the node again; the pipeline repeats the batch",
+                    hint="start the node again; the pipeline repeats the batch",
                 ) from None
 
         assert self._thread is not None, "connect() comes first"

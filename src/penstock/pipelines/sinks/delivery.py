@@ -542,7 +542,7 @@ def last_of_each_key(rows: DataFrame, sink: TableSink, writer: str) -> DataFrame
         raise PenstockError(
             f"{twice['count']} rows of one batch have the key {named}",
             why=f"sink {writer!r} merges by key, and the order of these rows is undefined",
-            do="set order_by: <column> in the sink, or add a dedupe by that key before it",
+            hint="set order_by: <column> in the sink, or add a dedupe by that key before it",
         )
     return rows
 
@@ -630,7 +630,7 @@ def mark_unwritable(rows: DataFrame, sink: Sink) -> DataFrame:
             f"sink {sink.name!r} cannot be built",
             option=f"sinks.{sink.name}",
             why=analysis_text(error),
-            do="correct its columns and expressions",
+            hint="correct its columns and expressions",
         ) from error
 
 
@@ -679,7 +679,7 @@ def check_sinks(pipeline: Pipeline) -> list[str]:
         except UnavailableError as error:
             warnings.append(f"sink {sink.name!r}: {error.what}; each batch is retried until the server is available")
         except PenstockError as error:
-            raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, do=error.do) from error
+            raise PenstockError(f"sink {sink.name!r}: {error.what}", why=error.why, hint=error.hint) from error
     return warnings
 
 
@@ -733,7 +733,7 @@ def _create_and_remove(whose: str, path: Path) -> None:
             f"{whose}: cannot write to {str(path)!r}",
             path=str(path),
             why=error.strerror,
-            do="set another path in the pipeline file, or give this user write permission",
+            hint="set another path in the pipeline file, or give this user write permission",
         ) from error
     finally:
         for directory in reversed(created):

@@ -179,7 +179,7 @@ def check_fields(path: StoragePath, writer: str, fields: Sequence[Mapping[str, A
             f"sink {writer!r}: {what}",
             option=f"sinks.{writer}",
             why=why,
-            do="rename or cast it in a map step, or write a new table with `format: parquet`",
+            hint="rename or cast it in a map step, or write a new table with `format: parquet`",
         )
 
 
@@ -228,7 +228,7 @@ class DeltaWriter:
                     f"table {str(path)!r} has batches that {writer!r} wrote with another checkpoint",
                     why=f"batch {batch} was written by query {other}, this run is query {query}, "
                     "which would append the same rows again",
-                    do="use the previous state directory, or set another path for the sink",
+                    hint="use the previous state directory, or set another path for the sink",
                 )
         if isinstance(path, ObjectPath):
             return
@@ -325,7 +325,7 @@ class DeltaWriter:
             f"batch {batch} of {self.writer!r} could not be committed to {str(self.path)!r}",
             path=str(self.path),
             why=f"other writers changed the same table during {_ATTEMPTS} attempts",
-            do="stop other programs that change the schema or the rows of the table",
+            hint="stop other programs that change the schema or the rows of the table",
         )
 
     def _open(self, fields: list[dict[str, Any]]) -> _KnownTable:
@@ -721,7 +721,7 @@ def _check_partitions(table: DeltaTable, path: StoragePath, writer: str, partiti
             f"sink {writer!r} has {given}, the table {str(path)!r} is {what}",
             option=f"sinks.{writer}.partition_by",
             why="the partitions of a table cannot change",
-            do=(f"set partition_by: [{', '.join(found)}]" if found else "remove partition_by")
+            hint=(f"set partition_by: [{', '.join(found)}]" if found else "remove partition_by")
             + ", or set another path for the sink and a new name, which write a new table from the start",
         )
 
@@ -794,7 +794,7 @@ def storage_errors(path: StoragePath) -> Iterator[None]:
             f"the Delta table {str(path)!r} cannot be read or written",
             path=str(path),
             why=str(error),
-            do="check the table and its features with another reader; restore it, or set another path for the sink",
+            hint="check the table and its features with another reader; restore it, or set another path for the sink",
         ) from error
 
 
@@ -844,7 +844,7 @@ def other_type(path: StoragePath, writer: str, column: str, was: str, now: str) 
         f"sink {writer!r}: column {column!r} is {now.upper()} now, in {str(path)!r} it is {was.upper()}",
         option=f"sinks.{writer}",
         why="no reader of the table can read both types",
-        do="cast it in a map step, rename the column, or give the sink a new name and a new table",
+        hint="cast it in a map step, rename the column, or give the sink a new name and a new table",
     )
 
 

@@ -239,5 +239,5 @@ def check_flat(name: str, sink: FilesSink, columns: StructType) -> None:
                 f"sink {name!r}: column {field.name!r} cannot be a field of CSV",
                 option=f"sinks.{name}.files.format",
                 why=f"it is {field.dataType.simpleString().upper()}",
-                do="convert it in a map step (to_json, base64), select other columns, or use format: json",
+                hint="convert it in a map step (to_json, base64), select other columns, or use format: json",
             )

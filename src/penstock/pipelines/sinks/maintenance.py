@@ -109,7 +109,7 @@ def _locked(path: Path) -> AbstractContextManager[int]:
         lambda _: PenstockError(
             f"table {str(path)!r} is being maintained by another process",
             why=f"it holds the lock of {str(lock)!r}",
-            do="wait until it has finished",
+            hint="wait until it has finished",
         ),
     )
 
@@ -145,7 +145,7 @@ def _check_claim(table: DeltaTable, claim: str) -> None:
         raise PenstockError(
             f"table {table.table_uri!r} is being maintained by another process",
             why=f"it has set the property {_PROPERTY} of the table",
-            do="wait until it has finished",
+            hint="wait until it has finished",
         )
 
 

@@ -125,7 +125,7 @@ def _unregistered(sink: Sink, given: RegisteredValue) -> RefusedError:
         f"{sink.subject!r}",
         peer=given.registry.url,
         why="auto_register is false",
-        do=f"register the schema that penstock pipeline plan --json shows, {named}or set auto_register: true",
+        hint=f"register the schema that penstock pipeline plan --json shows, {named}or set auto_register: true",
     )
 
 
@@ -150,7 +150,7 @@ def schema_of_rows(rows: DataFrame, sink: Sink) -> str:
             f"sink {sink.name!r} cannot write its columns as {registered.shown}",
             option=f"sinks.{sink.name}.kafka.{registered.option}",
             why=str(error),
-            do="change the columns in a map step",
+            hint="change the columns in a map step",
         ) from error
 
 

@@ -139,7 +139,7 @@ class Table:
                 f"table {str(path)!r} has batches that {writer!r} wrote with another checkpoint",
                 why=f"batch {commit.batch} was written by query {commit.query}, this run is query {query}: "
                 "batches with the same number would overwrite or hide each other's rows",
-                do="use the previous state directory, or set another path for the sink",
+                hint="use the previous state directory, or set another path for the sink",
             )
 
     def write(self, batch: int, rows: DataFrame, count: int) -> int:
@@ -345,7 +345,7 @@ def _lock(table: Path, *, wait: bool) -> AbstractContextManager[int]:
         return UnavailableError(
             f"the commits of table {table} are in use by another process",
             why="it writes a segment, or deletes rows",
-            do="try again",
+            hint="try again",
         )
 
     return locked(table / "_commits" / "lock", held, wait=wait)
@@ -525,7 +525,7 @@ def read(spark: SparkSession, path: Path | str) -> DataFrame:
         raise PenstockError(
             f"table {str(path)!r} has no committed batch yet",
             why=f"{str(Path(path) / '_commits')!r} is empty or does not exist",
-            do="check the path, or wait for the pipeline's first batch",
+            hint="check the path, or wait for the pipeline's first batch",
         )
     if is_delta_table(Path(path)) and delta_partitions(Path(path)):
         return _with_partitions(spark, Path(path))
@@ -584,7 +584,7 @@ def _files(path: AnyPath) -> Iterator[AnyPath]:
                 f"table {str(path)!r}: batch {commit.batch} of {commit.writer!r} lacks its file {name!r}",
                 path=str(file),
                 why="the file was removed after the batch was committed",
-                do="restore the file, or replay the batch from TubeMQ into a new table",
+                hint="restore the file, or replay the batch from TubeMQ into a new table",
             )
         yield file
 

@@ -119,7 +119,7 @@ class AsOfJoins:
                     "sinks that share a query have begun their batches with different changes of the state store",
                     path=str(batches[0][0].path),
                     why="another run has begun one of these batches: this run may have lost its lease",
-                    do="check which run holds the lease (penstock pipeline status)",
+                    hint="check which run holds the lease (penstock pipeline status)",
                 )
         spark.sparkContext.setLocalProperty(KNOWN_CHANGES, json.dumps(known))
 
@@ -228,6 +228,6 @@ def _lost(join: _Join, partition: TopicPartition, start: int, bound: Bounds) -> 
         f"the as-of join {join.step!r} cannot read the changes of the state store from offset {start} of {partition}",
         why=f"the topic has the offsets {bound.oldest} to {bound.end}: retention deleted changes before they were "
         "read, or the topic was created anew",
-        do=f"remove the directory {str(join.directory)!r}: the history of the keys then begins with the changes that "
+        hint=f"remove the directory {str(join.directory)!r}: the history of the keys then begins with the changes that "
         "the topic still has; and raise the topic's retention above the longest pause of the pipeline",
     )

@@ -431,14 +431,14 @@ class FilesSourceReader(SourceReader):
             raise ConfigError(
                 f"the source {self._name!r} cannot read {str(directory)!r}: the directory does not exist",
                 option="path",
-                do="create it, or correct the path (it is relative to the working directory of the run)",
+                hint="create it, or correct the path (it is relative to the working directory of the run)",
             )
         if not os.access(directory, os.R_OK | os.X_OK):
             raise StorageError(
                 f"the source {self._name!r} cannot read {str(directory)!r}",
                 path=str(directory),
                 why="this user has no read permission",
-                do="give this user read permission, or start the run as another user",
+                hint="give this user read permission, or start the run as another user",
             )
 
     def start(self, input_: QueryInput) -> Offsets:
@@ -601,7 +601,7 @@ class KafkaSourceReader(_StoredOffsetsReader["KafkaSource"]):
                 f"the source {self._name!r} cannot be replayed from or to offsets: it reads Kafka",
                 option="--from",
                 why="--from and --to accept offsets of TubeMQ only",
-                do="use times, earliest or latest",
+                hint="use times, earliest or latest",
             )
         with KafkaLog(self._options, CHECK_TIMEOUT_MS / 1000) as log:
             log.bounds()
@@ -852,7 +852,7 @@ def _refuse_part(name: str, span: ReplayRange | None) -> None:
         raise ConfigError(
             f"the source {name!r} cannot be replayed in part: its records cannot be addressed by time",
             option="--from",
-            do="omit --from and --to, which replays all of it",
+            hint="omit --from and --to, which replays all of it",
         )
 
 
@@ -861,6 +861,6 @@ def explain_missing_changes(topic: str) -> AbstractContextManager[None]:
     return explain_missing_topic(
         "the changes of the state store are not stored",
         why="a node copies changes to a topic only if statestore.capture_topic is set",
-        do=f"set statestore.capture_topic: {topic} in the node's configuration and restart the node",
+        hint=f"set statestore.capture_topic: {topic} in the node's configuration and restart the node",
         option="tube_topic",
     )

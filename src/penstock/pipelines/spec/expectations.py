@@ -62,5 +62,5 @@ def check_limits(expectations: Mapping[str, Expectation], batch: int, checks: Ma
     raise PenstockError(
         f"expectation {name!r} is violated by {found.violations} of {found.rows} rows of batch {batch}",
         why=f"{most} may violate {' '.join(each.expression.split())}; the batch was not written",
-        do="correct the source, or the expectation, and start the pipeline again: it continues with this batch",
+        hint="correct the source, or the expectation, and start the pipeline again: it continues with this batch",
     )

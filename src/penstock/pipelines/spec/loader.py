@@ -228,7 +228,7 @@ def _source(pipeline: Pipeline, name: str, source: Source) -> Iterator[Problem]:
             field = "tube_topic"
         location = ("options", option_named) if option_named is not None else (field,) if field else ()
         value_named = source.options[option_named] if option_named is not None else getattr(source, field or "format")
-        yield Problem((*where, *location), value_named, f"{error.what}; {error.do}" if error.do else error.what)
+        yield Problem((*where, *location), value_named, f"{error.what}; {error.hint}" if error.hint else error.what)
 
 
 def _names(pipeline: Pipeline) -> Iterator[Problem]:
@@ -356,7 +356,7 @@ def _change_topics(pipeline: Pipeline) -> Iterator[Problem]:
             SourceOptions.parse(options)
         except ConfigError as error:
             field = {"tubemq.master": "master", "subscribe": "topic"}.get(error.option or "", "topic")
-            yield Problem((*where, field), as_of.topic, f"{error.what}; {error.do}" if error.do else error.what)
+            yield Problem((*where, field), as_of.topic, f"{error.what}; {error.hint}" if error.hint else error.what)
 
 
 def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
@@ -627,7 +627,7 @@ def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> I
             SinkOptions.parse({"tubemq.master": sink.master or pipeline.master or "", **as_texts(sink.options)})
         except ConfigError as error:
             part = "options" if sink.options and error.option != "tubemq.master" else "master"
-            text = f"{error.what}; {error.do}" if error.do else error.what
+            text = f"{error.what}; {error.hint}" if error.hint else error.what
             yield Problem((*where, part), getattr(sink, part), text)
     parts = template_parts(sink.topic)
     if any(part.column for part in parts):

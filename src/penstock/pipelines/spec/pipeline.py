@@ -82,7 +82,7 @@ def _local_or_bucket_path(path: str) -> str:
         try:
             storage_path(path)
         except ConfigError as error:
-            raise ValueError(f"{error.what}; {error.do}") from None
+            raise ValueError(f"{error.what}; {error.hint}") from None
     elif is_uri(path):
         raise ValueError("expected a local path, that of a mounted file system, or s3://bucket/key")
     return path

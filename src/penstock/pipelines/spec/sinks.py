@@ -499,7 +499,7 @@ def _server_url(text: str) -> str:
     try:
         parse_url(text)
     except ConfigError as error:
-        raise ValueError(f"expected postgresql://USER@HOST:PORT/DATABASE: {error.why}; {error.do}") from None
+        raise ValueError(f"expected postgresql://USER@HOST:PORT/DATABASE: {error.why}; {error.hint}") from None
     return text
 
 

@@ -106,7 +106,7 @@ class DataDirectory(Part):
             try:
                 self.location_of(self.path)
             except ConfigError as error:
-                raise ValueError(f"{error.what}; {error.do}") from None
+                raise ValueError(f"{error.what}; {error.hint}") from None
         return self
 
 
@@ -176,7 +176,7 @@ def _broker_url(text: str) -> str:
     try:
         parse_broker_url(text)
     except ConfigError as error:
-        raise ValueError(f"{error.what}; {error.do or error.why}") from None
+        raise ValueError(f"{error.what}; {error.hint or error.why}") from None
     return text
 
 
@@ -206,11 +206,11 @@ def names_setting(setting: str, variable: str, login: str) -> Iterator[None]:
         yield
     except UnavailableError as error:
         settings = f"its address is {setting} in the pipeline file, otherwise {variable}"
-        error.do = settings if error.do is None else f"{error.do}; {settings}"
+        error.hint = settings if error.hint is None else f"{error.hint}; {settings}"
         raise
     except RefusedError as error:
         if error.code in _LOGIN_REFUSED:
-            error.do = f"set the credentials in the pipeline file: {login}"
+            error.hint = f"set the credentials in the pipeline file: {login}"
         raise
 
 

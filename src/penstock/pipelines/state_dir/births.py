@@ -233,7 +233,7 @@ class _Directory:
             raise StorageError(
                 f"births of Sparkplug are not readable: {error}",
                 path=str(path),
-                do="restore the file; or run again with a new state directory and new tables",
+                hint="restore the file; or run again with a new state directory and new tables",
             ) from error
 
     def before(self, offset: int) -> list[str]:

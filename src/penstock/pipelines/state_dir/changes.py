@@ -183,7 +183,7 @@ class ChangeFiles:
             raise StorageError(
                 f"changes of the state store are not readable: {error}",
                 path=str(path),
-                do="restore the file; or run again with a new state directory and new tables",
+                hint="restore the file; or run again with a new state directory and new tables",
             ) from error
 
     def create_base(self, file: ChangeFile) -> None:
@@ -257,7 +257,7 @@ class KeyHistory:
                 f"changes of the state store are missing: the batch knows those up to {dict(known.ends)}, the files "
                 f"have those up to {self.ends}",
                 path=str(self.files.directory),
-                do="restore the directory; or run again with a new state directory and new tables",
+                hint="restore the directory; or run again with a new state directory and new tables",
             )
 
     def _has(self, known: VisibleChanges) -> bool:

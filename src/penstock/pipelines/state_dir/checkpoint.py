@@ -266,7 +266,7 @@ class Checkpoint:
                 f"batch {batch} ends at other offsets than this run has planned",
                 path=str(path),
                 why="another run has begun this batch: this run has lost its lease",
-                do="check which run holds the lease (penstock pipeline status)",
+                hint="check which run holds the lease (penstock pipeline status)",
             )
 
     def commit(self, batch: int) -> None:
@@ -343,7 +343,7 @@ def incompatible_sinks(pipeline: Pipeline, state: StoragePath) -> dict[str, Conf
                     f"sink {name!r}: its {what} changed since its checkpoint was created, which does not support this",
                     option=f"sinks.{name}",
                     why=f"was: {before[what]}; is: {text}",
-                    do=START_OVER,
+                    hint=START_OVER,
                 )
     return found
 

@@ -272,7 +272,7 @@ class Bucket:
                 f"the state of a deadband after batch {self.batch} differs from that of another attempt",
                 path=str(path),
                 why="an attempt at the same time, such as that of a run that has lost its lease, used other limits",
-                do="run again: the batch is repeated by the limits of that attempt",
+                hint="run again: the batch is repeated by the limits of that attempt",
             )
         for number in self._older:
             (self.directory / self._name(number)).unlink(missing_ok=True)
@@ -324,7 +324,7 @@ class Bucket:
             raise StorageError(
                 f"the state of a deadband is not readable: {error}",
                 path=str(path),
-                do="restore the file; or run again with a new state directory and new tables",
+                hint="restore the file; or run again with a new state directory and new tables",
             ) from error
 
     def _check_types(self, found: pa.Schema, path: StoragePath) -> None:
@@ -333,7 +333,7 @@ class Bucket:
                 "the state of a deadband has columns of other types",
                 path=str(path),
                 why=f"it has {_kinds(found)}, and the step compares {_kinds(self._schema())}",
-                do="cast the columns to the types that they had; or give the sink a new name and a new table",
+                hint="cast the columns to the types that they had; or give the sink a new name and a new table",
             )
 
     def _late(self) -> StorageError:
@@ -342,8 +342,8 @@ class Bucket:
             path=str(self.directory),
             why="a later batch has replaced it: this attempt is late, this run has lost its lease, or the checkpoint "
             "is older than the state, after a power loss or an incomplete restore",
-            do="check which run holds the lease (penstock pipeline status); if it is this one, restore the whole state "
-            "directory, or give the sink a new name and a new table",
+            hint="check which run holds the lease (penstock pipeline status); if it is this one, restore the whole "
+            "state directory, or give the sink a new name and a new table",
         )
 
 

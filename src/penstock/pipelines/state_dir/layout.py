@@ -205,7 +205,7 @@ def local_directory(state: StoragePath, source: str) -> Path:
             f"the source {source!r} reads files, and the state directory {str(state)!r} is in a bucket",
             option="state-dir",
             why="the list of the files that were read is appended to, which objects do not support",
-            do="use a state directory in a local or mounted file system",
+            hint="use a state directory in a local or mounted file system",
         )
     return state
 
@@ -235,7 +235,7 @@ def check_owner(state: StoragePath, pipeline: str) -> None:
             f"{str(state)!r} is the state directory of the pipeline {found!r}, not of {pipeline!r}",
             option="state-dir",
             why="it contains the checkpoints and the ledger of that pipeline",
-            do=f"use another directory; if the pipeline was renamed, rename it to {found!r} again in its file",
+            hint=f"use another directory; if the pipeline was renamed, rename it to {found!r} again in its file",
         )
 
 
@@ -270,7 +270,7 @@ def ready_directory(path: StoragePath) -> None:
         raise StorageError(
             f"the directory {str(path)!r} is not writable: {error.strerror}",
             path=str(path),
-            do="use another directory, free disk space, or give this user write permission",
+            hint="use another directory, free disk space, or give this user write permission",
         ) from error
 
 
@@ -421,7 +421,7 @@ def _linked(temporary: Path, path: Path, *, exclusively: bool) -> bool:
                 path=str(path),
                 why="the file system does not support hard links, without which two programs could replace each other's"
                 " file",
-                do="use a file system with hard links, or a bucket",
+                hint="use a file system with hard links, or a bucket",
             ) from error
         # Some mounted file systems do not support links: there, two concurrent calls may both return True.
         created = not path.exists()
@@ -524,7 +524,7 @@ def _failed(path: StoragePath, what: str, error: OSError) -> StorageError:
     return StorageError(
         f"{str(path)!r} cannot be {what}: {error.strerror}",
         path=str(path),
-        do=_REMEDIES.get(error.errno or 0, "check the path and the disk"),
+        hint=_REMEDIES.get(error.errno or 0, "check the path and the disk"),
     )
 
 

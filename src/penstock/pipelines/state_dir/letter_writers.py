@@ -182,7 +182,7 @@ class LetterWriters:
                     path=str(self._path),
                     why=f"it has the fencing token {before['fencing_token']}: this run ({self._token}) has lost its "
                     "lease",
-                    do="check which run holds the lease (penstock pipeline status)",
+                    hint="check which run holds the lease (penstock pipeline status)",
                 )
             return {"fencing_token": self._token, "steps": data}
 

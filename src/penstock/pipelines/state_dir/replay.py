@@ -127,7 +127,7 @@ def parse_point(text: str, option: str) -> OffsetSpec:
         raise ConfigError(
             f"{option} {text!r} is not an offset or time",
             option=option,
-            do="write a time (2024-05-01, 2024-05-01T06:00Z, ms since 1970), "
+            hint="write a time (2024-05-01, 2024-05-01T06:00Z, ms since 1970), "
             'offsets ({"topic": {"<brokerId>:<partitionId>": offset}}), earliest or latest',
         ) from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
@@ -152,7 +152,7 @@ def retargeted(pipeline: Pipeline, into: Path, *, live: bool = False) -> tuple[P
         raise ConfigError(
             f"pipeline {pipeline.name!r} has no table to replay into",
             why=f"its sinks ({', '.join(left_out)}) have external readers",
-            do="add --live to write to them again, after stopping the pipeline's run",
+            hint="add --live to write to them again, after stopping the pipeline's run",
         )
     dead = None
     if pipeline.dead_letters is not None:
@@ -180,7 +180,7 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
             f"--to {end!r} is not after --from {begin!r}",
             option="--to",
             why="the end of the range is exclusive, so the range would be empty",
-            do="use a later end, or omit --to",
+            hint="use a later end, or omit --to",
         )
     for sink in pipeline.sinks:
         if sink.path is not None and _is_within(Path(sink.path).resolve(), into):
@@ -188,7 +188,7 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
                 f"--into {str(into)!r}: sink {sink.name!r} of the pipeline itself writes there",
                 option="--into",
                 why="a replay must not change the output of the pipeline",
-                do="use a new directory",
+                hint="use a new directory",
             )
     changed, left_out = retargeted(pipeline, into, live=live)
     state = state_of_replay(into)
@@ -207,7 +207,7 @@ def existing_replay(pipeline: Pipeline, into: Path) -> RunLocation:
         asked = read_json(layout.replay(state_of_replay(into)))
     except FileNotFoundError:
         raise ConfigError(
-            f"{str(into)!r} contains no replay", option="--into", do="use the directory of run --into"
+            f"{str(into)!r} contains no replay", option="--into", hint="use the directory of run --into"
         ) from None
     live = bool(asked.get("live"))
     return RunLocation(
@@ -226,7 +226,7 @@ def _local(into: Path) -> Path:
             f"--into {str(into).replace(':/', '://', 1)!r} is a URI",
             option="--into",
             why="the tables and the state of a replay need a local or mounted file system",
-            do="set a directory that all executors share",
+            hint="set a directory that all executors share",
         )
     return into.resolve()
 
@@ -253,5 +253,5 @@ def _remember(state: Path, asked: dict[str, object]) -> None:
         raise ConfigError(
             f"{str(state.parent)!r} contains another replay: {json.dumps(before)}",
             option="--into",
-            do="use a new directory, or repeat the same options to continue that replay",
+            hint="use a new directory, or repeat the same options to continue that replay",
         )

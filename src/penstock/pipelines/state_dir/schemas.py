@@ -118,7 +118,7 @@ class BatchSchemas(NamedTuple):
             f"a batch has messages with more than {MOST_UNKNOWN} schema ids that the schema registry does not have",
             applied=False,
             why="the topic has messages in another encoding, or of another registry",
-            do="nothing: the batch is repeated, and does not ask the registry for other ids; their messages are dead "
+            hint="nothing: the batch is repeated, and does not ask the registry for other ids; their messages are dead "
             "letters",
         )
 
@@ -178,7 +178,7 @@ def _different_decisions(what: str, path: StoragePath) -> StorageError:
         f"sinks that share a query have decided differently about {what}",
         path=str(path),
         why="another run has begun one of these batches: this run may have lost its lease",
-        do="check which run holds the lease (penstock pipeline status)",
+        hint="check which run holds the lease (penstock pipeline status)",
     )
 
 

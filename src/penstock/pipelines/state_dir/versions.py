@@ -124,7 +124,7 @@ def file_of(path: Path, pipeline: Pipeline) -> PipelineFile:
             if not Path(named).is_absolute():
                 files[PurePath(os.path.normpath(named)).as_posix()] = (path.parent / named).read_bytes()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", where=str(path), do="check the file") from error
+        raise ConfigError(f"{path}: cannot be read: {error}", where=str(path), hint="check the file") from error
     return PipelineFile(path.name, str(path.parent.absolute()), text, files)
 
 
@@ -205,7 +205,7 @@ def register(state: StoragePath, file: PipelineFile, token: str, run: str) -> Cu
     if current is not None and file.digest in current.replaced:
         raise PenstockError(
             f"version {current.version} of the pipeline was applied while this run started",
-            do="start it again: it then runs that version",
+            hint="start it again: it then runs that version",
         )
     if current is not None and stored_version(state, current.version).digest == file.digest:
         return _write(state, replace(current, token=token, run=run))
@@ -259,7 +259,7 @@ def _write(state: StoragePath, new: CurrentVersion) -> CurrentVersion:
         if last is not None and new.token is not None and is_newer(last, new.token):
             raise RefusedError(
                 f"version {new.version} was not put into operation: a later run has the lease",
-                do="check which run holds the lease (penstock pipeline status)",
+                hint="check which run holds the lease (penstock pipeline status)",
             )
         return asdict(new)
 

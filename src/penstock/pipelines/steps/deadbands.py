@@ -107,11 +107,11 @@ def _check_types(name: str, deadband: Deadband, kinds: Mapping[str, DataType]) -
             raise _wrong_type(name, "columns", column, kinds, f"write `{column}: change`, or cast it to a number")
 
 
-def _wrong_type(step: str, option: str, column: str, kinds: Mapping[str, DataType], do: str) -> ConfigError:
+def _wrong_type(step: str, option: str, column: str, kinds: Mapping[str, DataType], hint: str) -> ConfigError:
     return ConfigError(
         f"step {step!r}: column {column!r} is {kinds[column].simpleString()}, which a deadband cannot compare",
         option=option,
-        do=do,
+        hint=hint,
     )
 
 

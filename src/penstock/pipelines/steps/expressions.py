@@ -320,7 +320,7 @@ def _refuse_more_than_projection(name: str, result: DataFrame) -> None:
             f"step {name!r}: the statement does more than compute columns ({top}, {below})",
             option="sql",
             why="every record must be accounted for, so a sql step is SELECT expressions FROM one step",
-            do="use a filter step to exclude rows, a dedupe step for duplicates, a window step to aggregate",
+            hint="use a filter step to exclude rows, a dedupe step for duplicates, a window step to aggregate",
         )
 
 
@@ -330,7 +330,7 @@ def _top(rows: DataFrame, path: str) -> tuple[str, list[str]]:
     found = next((column for column in data_columns(rows) if column.lower() == first.lower()), None)
     if found is None:
         known = ", ".join(data_columns(rows)) or "none"
-        raise ConfigError(f"there is no column {first!r}", option="map", do=f"use one of these: {known}")
+        raise ConfigError(f"there is no column {first!r}", option="map", hint=f"use one of these: {known}")
     return found, rest
 
 
@@ -372,7 +372,7 @@ def _same_name(step: str, what: str, name: str) -> ConfigError:
         f"step {step!r}: two {what} would have the name {name!r}",
         option="map.rename",
         why="Spark compares names case-insensitively",
-        do="choose another name, or drop the other one in a map step before",
+        hint="choose another name, or drop the other one in a map step before",
     )
 
 

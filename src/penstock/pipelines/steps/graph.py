@@ -210,7 +210,7 @@ class _StreamBuilder:
                 f"step {node.step.name!r} cannot be built",
                 option=node.step.kind,
                 why=analysis_text(error),
-                do=f"correct its {node.step.kind}; existing columns: {_columns(inputs)}",
+                hint=f"correct its {node.step.kind}; existing columns: {_columns(inputs)}",
             ) from error
 
     def _step(self, node: PlanNode, inputs: list[DataFrame]) -> DataFrame:
@@ -307,5 +307,5 @@ def _refuse_other_types(node: PlanNode, inputs: list[DataFrame]) -> None:
                     f"step {node.step.name!r}: column {column!r} is {other.simpleString()} in {there!r} and "
                     f"{kind.simpleString()} in {source!r}",
                     option="concat",
-                    do="cast one of them in a map or sql step",
+                    hint="cast one of them in a map or sql step",
                 )

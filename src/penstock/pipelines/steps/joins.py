@@ -135,7 +135,9 @@ def _check_types(left: DataFrame, right: DataFrame, name: str, join: Join) -> No
     """Refuse columns of other types before Spark converts one of them, and fails on its values."""
     if join.into.lower() in (column.lower() for column in data_columns(left)):
         raise ConfigError(
-            f"step {name!r}: the left stream has a column {join.into!r} already", option="as", do="choose another name"
+            f"step {name!r}: the left stream has a column {join.into!r} already",
+            option="as",
+            hint="choose another name",
         )
     for column in join.on:
         kinds = [rows.select(quoted_column(column)).schema[0].dataType for rows in (left, right)]
@@ -144,7 +146,7 @@ def _check_types(left: DataFrame, right: DataFrame, name: str, join: Join) -> No
                 f"step {name!r}: column {column!r} is {kinds[0].simpleString()} in the left stream and "
                 f"{kinds[1].simpleString()} in the right one",
                 option="on",
-                do="cast one of them in a map or sql step",
+                hint="cast one of them in a map or sql step",
             )
     for rows, option, time in ((left, "left_time", join.left_time), (right, "right_time", join.right_time)):
         kind = rows.select(reference(rows, time)).schema[0].dataType
@@ -152,7 +154,7 @@ def _check_types(left: DataFrame, right: DataFrame, name: str, join: Join) -> No
             raise ConfigError(
                 f"step {name!r}: column {time!r} is {kind.simpleString()}, which is no event time",
                 option=option,
-                do="cast it to TIMESTAMP in a map or sql step",
+                hint="cast it to TIMESTAMP in a map or sql step",
             )
 
 

@@ -145,7 +145,7 @@ def _milliseconds(rows: DataFrame, step: str, name: str) -> Column:
             f"step {step!r}: the column {name!r} is {kind.simpleString()}",
             option="as_of.time",
             why="an as-of join compares times",
-            do=f"use a column of type TIMESTAMP, or compute one in a map step: CAST({column} AS TIMESTAMP)",
+            hint=f"use a column of type TIMESTAMP, or compute one in a map step: CAST({column} AS TIMESTAMP)",
         )
     return sf.unix_millis(sf.col(column).cast("timestamp"))
 
@@ -323,7 +323,7 @@ def values_at(
         else:
             reason = _why_missing(history, key, time_ms, version, floor_ms)
             if lookup.missing == "fail":
-                raise PenstockError(reason, why="the enrich step has `missing: fail`", do=_MISSING_REMEDY)
+                raise PenstockError(reason, why="the enrich step has `missing: fail`", hint=_MISSING_REMEDY)
             found.append((None, MISSING, reason) if lookup.missing == "dead_letter" else _NOTHING)
     return found
 
@@ -405,7 +405,7 @@ def _check_size(found: Sequence[LookupResult]) -> None:
         raise PenstockError(
             f"an enrich step adds {size} bytes to {len(found)} rows; the maximum is {_MOST_BYTES} bytes",
             why="without match, each row gets a copy of the whole value of its key",
-            do="select one object of a large value with match, or set spark.sql.execution.arrow.maxRecordsPerBatch "
+            hint="select one object of a large value with match, or set spark.sql.execution.arrow.maxRecordsPerBatch "
             "(default 10000) to a smaller number",
         )
 
@@ -455,5 +455,5 @@ def _fail_where_missing(
             raise PenstockError(
                 what,
                 why="the enrich step has `missing: fail`",
-                do=_MISSING_REMEDY,
+                hint=_MISSING_REMEDY,
             )

@@ -41,7 +41,7 @@ def explode_step(rows: DataFrame, name: str, given: Explode, after_dedupe: Colle
         raise ConfigError(
             f"step {name!r}: column {column!r} is {shortened(kind.simpleString())}, not an array",
             option="explode",
-            do="name an array; map_entries(column) in a map step makes an array of a map",
+            hint="name an array; map_entries(column) in a map step makes an array of a map",
         )
     element = given.into or column
     made = [element, *([] if given.position is None else [given.position])]
@@ -151,7 +151,7 @@ def flatten_step(rows: DataFrame, name: str, given: Flatten) -> DataFrame:
                 raise ConfigError(
                     f"step {name!r}: column {column!r} is {shortened(kinds[column].simpleString())}, not a struct",
                     option="flatten",
-                    do="name struct columns, or omit columns to flatten all of them",
+                    hint="name struct columns, or omit columns to flatten all of them",
                 )
     made: dict[str, Column] = {}
     for column, kind in kinds.items():
@@ -179,7 +179,7 @@ def _named(rows: DataFrame, step: str, column: str) -> str:
     found = next((each for each in data_columns(rows) if each.lower() == column.lower()), None)
     if found is None:
         known = ", ".join(data_columns(rows)) or "none"
-        raise ConfigError(f"step {step!r}: there is no column {column!r}", do=f"use one of these: {known}")
+        raise ConfigError(f"step {step!r}: there is no column {column!r}", hint=f"use one of these: {known}")
     return found
 
 
@@ -188,6 +188,6 @@ def _refuse_existing(step: str, made: Sequence[str], existing: Sequence[str]) ->
     for column in made:
         if column.lower() in known:
             raise ConfigError(
-                f"step {step!r} creates a column {column!r} that exists already", do="choose another name, or drop it"
+                f"step {step!r} creates a column {column!r} that exists already", hint="choose another name, or drop it"
             )
         known.add(column.lower())

@@ -80,7 +80,7 @@ def parse_step(rows: DataFrame, name: str, parse: Parse, births: Sequence[Storag
     schema = schema_of(name, parse.ddl)
     taken = sorted(set(schema.names) & set(data_columns(rows)))
     if taken:
-        raise ConfigError(f"step {name!r} creates a column {taken[0]!r} that its input has", do="rename the column")
+        raise ConfigError(f"step {name!r} creates a column {taken[0]!r} that its input has", hint="rename the column")
     if parse.format == "raw":
         return _raw(rows, name, schema)
     value = sf.col("_source.value")
@@ -275,7 +275,7 @@ def schema_of(step: str, ddl: str) -> StructType:
             f"step {step!r}: {ddl!r} is not a list of columns",
             option="schema",
             why=(error.getMessage() or str(error)).split("\n\n")[0].strip(),
-            do="write name TYPE [NOT NULL], ... as in CREATE TABLE",
+            hint="write name TYPE [NOT NULL], ... as in CREATE TABLE",
         ) from error
     if not isinstance(schema, StructType):
         raise ConfigError(f"step {step!r}: {ddl!r} is one type, not a list of columns", option="schema")

@@ -147,7 +147,7 @@ class CalledFunction:
             raise ConfigError(
                 f"step {self.step!r}: {self.file} cannot be loaded: {self._error_text(error)}",
                 option="python",
-                do="correct the file; packages that it imports must be installed for Spark's workers",
+                hint="correct the file; packages that it imports must be installed for Spark's workers",
             ) from None
         function: Callable[[pa.RecordBatch], object] | None = getattr(module, self.name, None)
         if not callable(function):
@@ -176,7 +176,7 @@ class CalledFunction:
             raise PenstockError(
                 f"step {self.step!r}: {failure}",
                 why="the step has `on_error: fail`",
-                do=f"correct {self.file} or the data, and start the pipeline again: it continues with this batch",
+                hint=f"correct {self.file} or the data, and start the pipeline again: it continues with this batch",
             )
         if len(batch) == 1:
             yield _FailedRow(failure)
@@ -216,8 +216,8 @@ class CalledFunction:
             raise self._misuse(f"a column {unknown[0]!r}", "add it to the schema of the step, or do not return it")
         return {name: found[name] for name in self.schema.names}
 
-    def _misuse(self, returned: str, do: str) -> PenstockError:
-        return PenstockError(f"step {self.step!r}: {self.name} in {self.file} returned {returned}", do=do)
+    def _misuse(self, returned: str, hint: str) -> PenstockError:
+        return PenstockError(f"step {self.step!r}: {self.name} in {self.file} returned {returned}", hint=hint)
 
     def _converted(self, columns: Mapping[str, Any], rows: int) -> pa.StructArray | str:
         """Return ``columns`` with the types of the schema, or why a column cannot be converted."""

@@ -187,7 +187,7 @@ class RegistryMessages:
                 f"the schema with the id {schema_id} of the schema registry {self.registry.url} cannot be read",
                 option="registry.url",
                 why=str(error),
-                do="check the registry, and its version",
+                hint="check the registry, and its version",
             ) from error
         return StoredSchema(base64.b64encode(files).decode(), found.kind)
 

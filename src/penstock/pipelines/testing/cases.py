@@ -167,13 +167,13 @@ def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
     names: set[str] = set()
     for case in found:
         if case.name in names:
-            raise ConfigError(f"{path}: two cases have the name {case.name!r}", do="give each case a unique name")
+            raise ConfigError(f"{path}: two cases have the name {case.name!r}", hint="give each case a unique name")
         names.add(case.name)
         for name in (*case.violations, *case.stopped_by):
             if name not in expectations:
                 raise ConfigError(
                     f"{path}: case {case.name!r} names {name!r}, which is not an expectation",
-                    do=f"use one of {', '.join(expectations)}"
+                    hint=f"use one of {', '.join(expectations)}"
                     if expectations
                     else "add an expect step to the pipeline",
                 )
@@ -181,13 +181,13 @@ def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
             if name not in sinks:
                 raise ConfigError(
                     f"{path}: case {case.name!r} has the key {name!r} in `expect`, which is not a sink",
-                    do=f"use one of {', '.join(sinks)}",
+                    hint=f"use one of {', '.join(sinks)}",
                 )
             has_keys = sinks[name].statestore is not None
             if has_keys != isinstance(expected, dict):
                 raise ConfigError(
                     f"{path}: case {case.name!r}: sink {name!r} has {'keys' if has_keys else 'rows'}",
-                    do="write {key: value, other: null}" if has_keys else "write a list of rows",
+                    hint="write {key: value, other: null}" if has_keys else "write a list of rows",
                 )
     return found
 
@@ -204,7 +204,7 @@ def _with_schemas(case: Case, path: Path) -> Case:
                 f"{path}: case {case.name!r}: the schema {str(file)!r} cannot be read",
                 option="schemas",
                 why=error.strerror,
-                do="write the path of a schema, relative to the file of the cases",
+                hint="write the path of a schema, relative to the file of the cases",
             ) from error
     return case.model_copy(update={"schemas": schemas})
 

@@ -73,7 +73,7 @@ def check_steps(pipeline: Pipeline, names: Sequence[str]) -> list[Step]:
             raise ConfigError(
                 f"--step {name!r} is not a step of pipeline {pipeline.name!r}",
                 option="--step",
-                do=f"use one of {', '.join(known)}" if known else "the file has no steps",
+                hint=f"use one of {', '.join(known)}" if known else "the file has no steps",
             )
     steps = [step for step in pipeline.steps if not names or step.name in names]
     for name in dict.fromkeys(source for step in steps for source in path_to(pipeline, step.name).inputs):
@@ -81,7 +81,7 @@ def check_steps(pipeline: Pipeline, names: Sequence[str]) -> list[Step]:
             raise ConfigError(
                 f"source {name!r} of pipeline {pipeline.name!r} has no newest records: it does not read a log",
                 option="source",
-                do="write some of its records as a test case: penstock pipeline test",
+                hint="write some of its records as a test case: penstock pipeline test",
             )
     return steps
 

@@ -102,21 +102,21 @@ def _config_error(error: ValidationError, document: Document, model: type[BaseMo
     schema = _Schema(model)
     found: dict[str, tuple[str, str, str | None]] = {}
     for detail in error.errors(include_url=False):
-        where, option, text, do = _explain(detail, document, schema)
+        where, option, text, hint = _explain(detail, document, schema)
         text = document.without_secrets(text)
         # Branches of a union repeat errors: each line is shown once.
-        found.setdefault(f"{where}: option {option!r}: {text}" if option else f"{where}: {text}", (where, option, do))
+        found.setdefault(f"{where}: option {option!r}: {text}" if option else f"{where}: {text}", (where, option, hint))
     # In the order of the file.
     lines = sorted(found, key=lambda line: _line_and_column(found[line][0]))
-    where, option, do = found[lines[0]]
+    where, option, hint = found[lines[0]]
     if len(lines) > 1:
         # With several errors, each hint is on the line of its error.
         lines = [line + (f" ({found[line][2]})" if found[line][2] else "") for line in lines]
-        do = None
+        hint = None
     shown = lines[:SHOWN_ERRORS]
     if len(lines) > SHOWN_ERRORS:
         shown.append(f"and {len(lines) - SHOWN_ERRORS} more")
-    return ConfigError("\n".join(shown), option=option, where=where, do=do)
+    return ConfigError("\n".join(shown), option=option, where=where, hint=hint)
 
 
 def _line_and_column(where: str) -> tuple[int, ...]:
@@ -133,18 +133,18 @@ def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str
     if kind == "extra_forbidden":
         known = schema.names(detail["loc"][:-1])
         name = str(location[-1])
-        do = (
+        hint = (
             _put_under(name, schema.below(detail["loc"][:-1]))
             or _similar(name.replace("-", "_"), known)
             or _put_deeper(name, path_text(location[:-1]), schema.inside_mappings(detail["loc"][:-1]))
         )
         text = "is not known"
-        if do is None:
+        if hint is None:
             shown = (
                 known if len(known) <= SHOWN_NAMES else [*known[:SHOWN_NAMES], f"and {len(known) - SHOWN_NAMES} more"]
             )
             text += f"; known here: {', '.join(shown)}" if known else " here"
-        return document.where_key(location), option, text, do
+        return document.where_key(location), option, text, hint
     if kind == "missing":
         option = path_text((*location, detail["loc"][-1]))
         return document.where(location), option, "is missing", "add it"

@@ -99,11 +99,11 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Document:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}", where=str(path), do="check the path and its permissions"
+            f"{path}: cannot be read: {error.strerror}", where=str(path), hint="check the path and its permissions"
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path}: byte {error.start} is not UTF-8", where=str(path), do="save the file as UTF-8"
+            f"{path}: byte {error.start} is not UTF-8", where=str(path), hint="save the file as UTF-8"
         ) from error
     return parse_document(text, str(path), environment, path.parent)
 
@@ -123,14 +123,16 @@ def parse_document(text: str, name: str, environment: Mapping[str, str], directo
         raise ConfigError(
             f"{name}: is not YAML: {str(error).strip().splitlines()[0] if str(error) else 'nested too deeply'}",
             where=name,
-            do="write it as a plain text file of `option: value` lines",
+            hint="write it as a plain text file of `option: value` lines",
         ) from error
     if root is None:
         root = {}
     if not isinstance(root, dict):
         place = document.places.get((), name)
         raise ConfigError(
-            f"{place}: the file is {_kind(root)}, expected options", where=place, do="write one `option: value` a line"
+            f"{place}: the file is {_kind(root)}, expected options",
+            where=place,
+            hint="write one `option: value` a line",
         )
     document.data = root
     return document
@@ -159,7 +161,7 @@ class _Builder:
             if kind == "DocumentStartEvent" and seen:
                 place = self._place(event)
                 raise ConfigError(
-                    f"{place}: a second document begins here", where=place, do="remove the `---`, or use two files"
+                    f"{place}: a second document begins here", where=place, hint="remove the `---`, or use two files"
                 )
             if kind in {"StreamStartEvent", "DocumentStartEvent", "DocumentEndEvent", "StreamEndEvent"}:
                 continue
@@ -217,7 +219,7 @@ class _Builder:
                     f"{place}: option {path_text(here)!r} is given twice (first at {self.out.keys[here]})",
                     option=path_text(here),
                     where=place,
-                    do="remove one of the two",
+                    hint="remove one of the two",
                 )
             self.out.keys[here] = place
             result[key] = self.value(next(self.events), here)
@@ -230,7 +232,7 @@ class _Builder:
             raise ConfigError(f"{place}: *{name} refers to a value that contains it", where=place)
         if name not in self.anchors:
             raise ConfigError(
-                f"{place}: *{name} refers to nothing", where=place, do=f"write &{name} before the value it repeats"
+                f"{place}: *{name} refers to nothing", where=place, hint=f"write &{name} before the value it repeats"
             )
         return self._copy(self.anchors[name], at, place)
 
@@ -275,7 +277,7 @@ class _Builder:
                 f"{place}: option {path_text(at)!r}: the type !{str(event.tag).lstrip('!')} is not known here",
                 option=path_text(at),
                 where=place,
-                do="remove it: penstock knows the type of its options",
+                hint="remove it: penstock knows the type of its options",
             )
         return name
 
@@ -294,7 +296,7 @@ class _Builder:
                     f"{place}: option {path_text(at)!r}: '${{' begins no ${{NAME}} or ${{NAME:-default}}",
                     option=path_text(at),
                     where=place,
-                    do="write $${ where a literal ${ is meant",
+                    hint="write $${ where a literal ${ is meant",
                 )
             # As in a shell, `:-` applies to an empty variable as well.
             value = self.environment.get(name)
@@ -303,7 +305,7 @@ class _Builder:
                     f"{place}: option {path_text(at)!r}: the environment variable {name} is not set",
                     option=path_text(at),
                     where=place,
-                    do=f"set {name}, or give a default: ${{{name}:-value}}",
+                    hint=f"set {name}, or give a default: ${{{name}:-value}}",
                 )
             return value or (default[2:] if default else "")
 
@@ -330,7 +332,7 @@ class _Builder:
                 f"{place}: option {path_text(at)!r}: the file {str(self.directory / name)!r} cannot be used: {why}",
                 option=path_text(at),
                 where=place,
-                do="write the secret to its first line; a relative path is relative to this file",
+                hint="write the secret to its first line; a relative path is relative to this file",
             )
         self.out.secrets.add(text)
         return text
@@ -370,15 +372,15 @@ def _syntax_error(name: str, error: MarkedYAMLError, text: str) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
     problem = str(error.problem or error.context or "it is not YAML")
-    do = "check the indentation and the quotes of this line and the one before"
+    hint = "check the indentation and the quotes of this line and the one before"
     if "'\\t'" in problem:
-        do = "indent with blanks: YAML does not permit tabs there"
+        hint = "indent with blanks: YAML does not permit tabs there"
     elif "mapping values are not allowed" in problem:
-        do = "give neighbouring options the same indentation, and quote a value that has ': ' in it"
+        hint = "give neighbouring options the same indentation, and quote a value that has ': ' in it"
     elif "flow" in str(error.context) and mark is not None and mark.index >= len(text.rstrip()):
-        do = "close the bracket, or the brace, that is still open at the end of the file"
+        hint = "close the bracket, or the brace, that is still open at the end of the file"
     elif "flow" in str(error.context) and mark is not None and "${" in text.splitlines()[mark.line]:
-        do = 'quote ${...} inside [ ] and { }: "${NAME}"'
+        hint = 'quote ${...} inside [ ] and { }: "${NAME}"'
     context = str(error.context) if error.context and error.context_mark is not None else ""
     why = f"{context}, begun at line {error.context_mark.line + 1}" if context else None
-    return ConfigError(f"{place}: {problem}", where=place, why=why, do=do)
+    return ConfigError(f"{place}: {problem}", where=place, why=why, hint=hint)

@@ -229,5 +229,5 @@ class SteppedClock:
         return PenstockError(
             f"clock: the system clock was set {ahead} by {abs(size) // 1_000_000_000} s to {utc(wall_ms)};"
             f" versions and deadlines still follow {utc(now_ms)}",
-            do=then,
+            hint=then,
         )

@@ -422,7 +422,7 @@ class CommitQueue(Generic[Batch]):
                 f"{self.name}: a commit waits for disk space",
                 path=str(full.filename or ""),
                 why=f"{full.filename}: {full.strerror}",
-                do="free space on the file system: it continues by itself",
+                hint="free space on the file system: it continues by itself",
             )
             failure.__cause__ = full
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
@@ -433,7 +433,7 @@ class CommitQueue(Generic[Batch]):
                 path=str(file or ""),
                 why=(f"{file}: " if file else "")
                 + "the operating system refused a write or an fsync; what reached the disk is unknown",
-                do="check the disk (space, health), then restart: recovery keeps complete records",
+                hint="check the disk (space, health), then restart: recovery keeps complete records",
             )
             failure.__cause__ = error
         return failure, self.clock() - started

@@ -63,7 +63,7 @@ class DirectoryLock:
                 f"{name} {directory} is in use by {who}",
                 applied=False,
                 why="it can be used by one process only",
-                do=f"end {who} (SIGTERM drains it), or choose another directory: --data-dir PATH",
+                hint=f"end {who} (SIGTERM drains it), or choose another directory: --data-dir PATH",
             ) from error
         except OSError as error:
             raise unusable(directory, error, name) from error
@@ -88,7 +88,7 @@ def unusable(directory: Path, error: OSError, name: str = "directory") -> Storag
         f"{name} {directory} cannot be used",
         path=str(directory),
         why=f"{place} is a file" if isinstance(error, FileExistsError) else f"{place}: {error.strerror}",
-        do="choose a directory that this user may write" + (": --data-dir PATH" if name == "data directory" else ""),
+        hint="choose a directory that this user may write" + (": --data-dir PATH" if name == "data directory" else ""),
     )
 
 

@@ -135,7 +135,7 @@ class DiskSpace:
         refused = [writer.writes for writer, room in measured if room < REUSABLE]
         before, self._shortage = self._shortage, None
         if cause:
-            self._shortage = OutOfSpaceError(f"{cause}: {_refused(refused, measured)}", path=str(self._path), do=hint)
+            self._shortage = OutOfSpaceError(f"{cause}: {_refused(refused, measured)}", path=str(self._path), hint=hint)
             if before is None:
                 _log.error("%s", self._shortage.line())
         elif before is not None:

@@ -93,7 +93,7 @@ class LmdbEnvironment:
                 f"{self._name} {self._is} already open in this process",
                 path=str(self.path),
                 why="an LMDB environment may be opened once per process",
-                do=f"use the {self._owner}, or another directory",
+                hint=f"use the {self._owner}, or another directory",
             )
         try:
             files = DirectFiles()
@@ -119,7 +119,7 @@ class LmdbEnvironment:
             raise StorageError(
                 f"{self._name} cannot be opened: {error}",
                 path=str(self.path),
-                do="check disk and permissions, or restore the directory from a backup",
+                hint="check disk and permissions, or restore the directory from a backup",
             ) from error
 
     def _open_handle(self) -> lmdb.Environment:
@@ -182,7 +182,7 @@ class LmdbEnvironment:
                 # LMDB reports a write truncated by a full disk as an input/output error.
                 why="the operating system refused a write or an fsync; no part of the transaction is committed; "
                 + free_space_text(self.path),
-                do="check the disk (space, health), then restart: acknowledged commits are kept",
+                hint="check the disk (space, health), then restart: acknowledged commits are kept",
             ) from error
 
     def _out_of_space(self, what: str, error: Exception | None) -> OutOfSpaceError:
@@ -190,7 +190,7 @@ class LmdbEnvironment:
             f"{self._name}: {what} waits for disk space",
             path=str(self.path / "data.mdb"),
             why=f"{'the disk is full' if error is None else error}; {free_space_text(self.path)}",
-            do="free space on the file system: it continues by itself",
+            hint="free space on the file system: it continues by itself",
         )
 
     def _carry_out(self, write: Callable[[lmdb.Transaction[bytes]], T]) -> T:
@@ -220,7 +220,7 @@ class LmdbEnvironment:
             raise StorageError(
                 f"{self._name} cannot be read: {error}",
                 path=str(self.path),
-                do="check the disk, or restore the directory from a backup",
+                hint="check the disk, or restore the directory from a backup",
             ) from error
 
     def stored_bytes(self) -> int:
@@ -292,7 +292,7 @@ class LmdbEnvironment:
                 f"{self._name} {self._has} schema {stored.hex()}, this version reads up to {self._schema}",
                 path=str(self.path),
                 why=f"a newer version of penstock has written {self._it}",
-                do="start that version, or restore the directory from a backup",
+                hint="start that version, or restore the directory from a backup",
             )
         if stored != _SCHEMA.pack(self._schema):
             transaction.put(b"schema", _SCHEMA.pack(self._schema), db=self.tables["meta"])

@@ -115,18 +115,18 @@ def without_secret(url: str) -> str:
 def bind_error(error: OSError, option: str, address: Address) -> PenstockError:
     """Error for an ``address`` of the setting ``option`` on which the process cannot listen."""
     why = error.strerror or str(error)
-    do = f"choose another address: --{option} HOST:PORT"
+    hint = f"choose another address: --{option} HOST:PORT"
     if error.errno == errno.EADDRINUSE:
         why = "another process listens there"
-        do = f"stop it, or choose another port: --{option} {Address(address.host, 0)} takes a free one"
+        hint = f"stop it, or choose another port: --{option} {Address(address.host, 0)} takes a free one"
     elif error.errno == errno.EACCES:
         why = "this user may not use that port"
-        do = f"choose a port above 1023: --{option} HOST:PORT"
+        hint = f"choose a port above 1023: --{option} HOST:PORT"
     elif error.errno == errno.EADDRNOTAVAIL:
         why = "this machine has no such address"
     elif isinstance(error, socket.gaierror):
         why = "the host name is unknown"
-    failure = UnavailableError(f"{option}: cannot listen on {address}", applied=False, why=why, do=do)
+    failure = UnavailableError(f"{option}: cannot listen on {address}", applied=False, why=why, hint=hint)
     failure.__cause__ = error
     return failure
 
@@ -169,10 +169,10 @@ _MISSING_CERTIFICATE: Final = "set the client certificate (--cert-file, cert_fil
 
 
 class ConnectionFailure(NamedTuple):
-    """Reason of a failed connection; ``do`` None: start the server, or correct the address."""
+    """Reason of a failed connection; ``hint`` None: start the server, or correct the address."""
 
     why: str
-    do: str | None = None
+    hint: str | None = None
 
 
 def tls_alert_failure(error: BaseException | None, certificate: str | None = None) -> ConnectionFailure | None:
@@ -184,11 +184,11 @@ def tls_alert_failure(error: BaseException | None, certificate: str | None = Non
     # OpenSSL prefixes the protocol version that introduced the alert, as in TLSV13_ALERT_CERTIFICATE_REQUIRED.
     alert = (getattr(error, "reason", None) or "").partition("_ALERT_")[2] if isinstance(error, ssl.SSLError) else ""
     if alert in _CERTIFICATE_ALERTS:
-        reason, do = _CERTIFICATE_ALERTS[alert]
+        reason, hint = _CERTIFICATE_ALERTS[alert]
         which = "the client certificate" if certificate is None else f"the client certificate {certificate!r}"
         return ConnectionFailure(
             f"the server rejected {which}: {reason} (TLS alert {alert.lower()})",
-            do if certificate is None else do.replace("FILE", certificate),
+            hint if certificate is None else hint.replace("FILE", certificate),
         )
     if alert == "CERTIFICATE_REQUIRED":
         return ConnectionFailure(

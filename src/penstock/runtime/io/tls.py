@@ -86,23 +86,23 @@ class TlsOptions:
                 if blames_key and self.key_file is not None:
                     raise _unusable("key_file", key, problem) from e
                 if blames_key and "no private key" in problem.why:
-                    problem = problem._replace(do="set the file of the key as well (key_file, --key-file)")
+                    problem = problem._replace(hint="set the file of the key as well (key_file, --key-file)")
                 raise _unusable("cert_file", certificate, problem) from e
             _CERTIFICATES[context] = str(self.cert_file)
         elif self.key_file is not None:
-            raise ConfigError("tls: a key without a certificate", option="key_file", do="set cert_file as well")
+            raise ConfigError("tls: a key without a certificate", option="key_file", hint="set cert_file as well")
         return context
 
 
 def _unusable(option: str, path: Path, problem: PemProblem) -> ConfigError:
-    return ConfigError(f"tls: {option} {str(path)!r} cannot be used", option=option, why=problem.why, do=problem.do)
+    return ConfigError(f"tls: {option} {str(path)!r} cannot be used", option=option, why=problem.why, hint=problem.hint)
 
 
 class PemProblem(NamedTuple):
     """The reason why a PEM file cannot be used, and the remedy; never content of the file."""
 
     why: str
-    do: str
+    hint: str
 
 
 def certificate_problem(path: Path) -> PemProblem | None:
@@ -253,7 +253,7 @@ class Login:
             raise ConfigError(
                 "a user and a password file must be set together",
                 option="username",
-                do="set both, or neither if the server has no users",
+                hint="set both, or neither if the server has no users",
             )
 
     def password(self) -> str | None:
@@ -292,13 +292,13 @@ def read_password(path: Path, option: str = "password_file") -> str:
             f"{option}: {str(path)!r} cannot be read",
             option=option,
             why=getattr(error, "strerror", None) or "it is not UTF-8 text",
-            do="use a file that this user can read, on each machine that needs it; its first line is the password",
+            hint="use a file that this user can read, on each machine that needs it; its first line is the password",
         ) from error
     if not password:
         raise ConfigError(
             f"{option}: the first line of {str(path)!r} is empty",
             option=option,
-            do="write the password into the first line",
+            hint="write the password into the first line",
         )
     return password
 

@@ -176,7 +176,7 @@ class LoggedEnvironment:
                 f"{self._name} {self.path}: {what} waits for disk space",
                 path=str(full.filename or self.path),
                 why=f"{full.filename}: {full.strerror}",
-                do="free space on the file system: it continues by itself",
+                hint="free space on the file system: it continues by itself",
             ) from full
         except OSError as error:
             self._failure = self._error(error, f"{what} failed")
@@ -269,7 +269,7 @@ class LoggedEnvironment:
                 f"{self._name} {self.path}: the copy was not read in time",
                 path=str(self.path),
                 why=f"more than {_COPIED_BYTES >> 20} MiB of changes were committed meanwhile",
-                do="copy to a faster disk or network, or when there are fewer changes",
+                hint="copy to a faster disk or network, or when there are fewer changes",
             )
         bodies = copied[:]
         del copied[: len(bodies)]
@@ -396,7 +396,7 @@ class LoggedEnvironment:
                     f"{self._name} {self.path}: {what} failed: {unexpected!r}",
                     path=str(self.path),
                     why="commits could not be applied to LMDB; the log contains them",
-                    do="restart: acknowledged commits are kept",
+                    hint="restart: acknowledged commits are kept",
                 )
                 raise self._failure from unexpected
             if more:
@@ -427,7 +427,7 @@ class LoggedEnvironment:
                 f"{self._name} {self.path}: the row with the last applied commit of its log is damaged",
                 path=str(self.path),
                 why="acknowledged changes cannot be read any more, or files of different copies were mixed",
-                do="restore the whole directory from one copy",
+                hint="restore the whole directory from one copy",
             )
         bodies, self._applied = self._log.recover(applied)
         changes = RowChanges()
@@ -442,5 +442,5 @@ class LoggedEnvironment:
             f"{self._name} {self.path}: {what}: {error}",
             path=str(error.filename or self.path),
             why="the operating system refused to open, write or fsync a file of the log",
-            do="check the disk (space, health), then restart: acknowledged commits are kept",
+            hint="check the disk (space, health), then restart: acknowledged commits are kept",
         )

@@ -238,7 +238,7 @@ class SegmentLog(CommitLog):
             f"{self._name} {self._directory}: {what}",
             path=str(self._directory),
             why="acknowledged changes cannot be read any more, or files of different copies were mixed",
-            do="restore the whole directory from one copy" + way,
+            hint="restore the whole directory from one copy" + way,
         )
 
 

@@ -124,7 +124,7 @@ def schema_of_subject(registry: SchemaRegistry, subject: str, version: int | Non
             code=found.status,
             peer=registry.url,
             why=_refusal(found),
-            do=f"list what it has: GET {registry.url}/subjects, and the versions of one at /subjects/SUBJECT/versions",
+            hint=f"list what it has: GET {registry.url}/subjects, and versions of one at /subjects/SUBJECT/versions",
         )
     schema, data = _registered(registry, path, found, serialized=True), found.data
     if not isinstance(data.get("id"), int) or not isinstance(data.get("version"), int):
@@ -200,7 +200,7 @@ def _not_serialized(registry: SchemaRegistry, path: str, why: str) -> ConfigErro
         f"the schema registry {registry.url} does not return schemas of Protobuf as descriptors",
         option="registry.url",
         why=f"{path}?format=serialized: {why}",
-        do="use a version of the registry with this parameter (Redpanda: 25.2 or later), or set schema_id instead of "
+        hint="use a version of the registry with this parameter (Redpanda: 25.2 or later), or set schema_id instead of "
         "registry, with a descriptor set of protoc for each schema",
     )
 
@@ -210,7 +210,7 @@ def _wrong_references(registry: SchemaRegistry, path: str, why: str) -> ConfigEr
         f"the schema {path} of {registry.url} cannot be read",
         option="registry.url",
         why=f"{why}: a registry with the API of Confluent's has no such references",
-        do="check the registry, and its version; messages with this schema cannot be read",
+        hint="check the registry, and its version; messages with this schema cannot be read",
     )
 
 
@@ -338,7 +338,7 @@ def _refused(registry: SchemaRegistry, subject: str, status: int, why: str) -> R
         text=why,
         peer=registry.url,
         why=shortened(" ".join(why.split()), _LONGEST_REASON),
-        do="keep the columns of the subject and their types, or write to another subject; new columns are compatible "
+        hint="keep the columns of the subject and their types, or write to another subject; new columns are compatible "
         "if the schema is derived from the columns",
     )
 
@@ -390,7 +390,7 @@ def _request(registry: SchemaRegistry, method: str, path: str, schema: _SchemaBo
             f"the schema registry {registry.url} does not answer",
             applied=False,
             why=why.why,
-            do=why.do or "start it, or correct `registry`",
+            hint=why.hint or "start it, or correct `registry`",
         ) from error
     finally:
         connection.close()
@@ -401,7 +401,7 @@ def _request(registry: SchemaRegistry, method: str, path: str, schema: _SchemaBo
             f"the schema registry {registry.url} does not answer",
             applied=False,
             why=_refusal(found),
-            do="read the log of the registry",
+            hint="read the log of the registry",
         )
     if found.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         raise RefusedError(
@@ -409,7 +409,7 @@ def _request(registry: SchemaRegistry, method: str, path: str, schema: _SchemaBo
             code=found.status,
             peer=registry.url,
             why=_refusal(found),
-            do="check `registry.user` and `password_file`, and the rights of this user",
+            hint="check `registry.user` and `password_file`, and the rights of this user",
         )
     return found
 
@@ -434,5 +434,5 @@ def _no_registry(registry: SchemaRegistry, path: str, found: _Response) -> Confi
         f"{registry.url} is not a schema registry with the API of Confluent's",
         option="registry.url",
         why=f"{path}: {_refusal(found)}",
-        do="correct the URL, with the path of the API: Apicurio's is /apis/ccompat/v7",
+        hint="correct the URL, with the path of the API: Apicurio's is /apis/ccompat/v7",
     )

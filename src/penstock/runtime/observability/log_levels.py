@@ -47,6 +47,6 @@ def check_level(part: str, level: LogLevel | None) -> None:
         LocalProtocolError: there is no such part, or ``level`` is None for `ALL_PARTS`.
     """
     if part not in (known := levels()):
-        raise LocalProtocolError(f"there is no part {part[:80]!r} of the log", do=f"use one of {', '.join(known)}")
+        raise LocalProtocolError(f"there is no part {part[:80]!r} of the log", hint=f"use one of {', '.join(known)}")
     if part == ALL_PARTS and level is None:
-        raise LocalProtocolError(f"{ALL_PARTS!r} needs a level", do=f"use one of {', '.join(LogLevel)}")
+        raise LocalProtocolError(f"{ALL_PARTS!r} needs a level", hint=f"use one of {', '.join(LogLevel)}")

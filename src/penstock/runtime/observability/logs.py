@@ -71,7 +71,7 @@ def configure(
 
 def error_fields(error: PenstockError) -> dict[str, str]:
     """Log fields of ``error``: message, and cause and action if known."""
-    parts = {"error": error.what, "why": error.why, "do": error.do}
+    parts = {"error": error.what, "why": error.why, "hint": error.hint}
     return {name: text for name, text in parts.items() if text}
 
 

@@ -203,7 +203,7 @@ def serve_page(address: tuple[str, int], page: Callable[[], bytes], content_type
         raise ConfigError(
             f"metrics cannot be served at {shown}:{port}: {error.strerror}",
             option="metrics",
-            do="choose a free port, or port 0 for any",
+            hint="choose a free port, or port 0 for any",
         ) from error
     thread = threading.Thread(target=server.serve_forever, name="penstock-metrics", daemon=True)
     thread.start()

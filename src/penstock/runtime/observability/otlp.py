@@ -73,7 +73,7 @@ def check_headers(option: str, signal: str) -> None:
                     f"{option}: part {number} of {name} is no header",
                     option=option,
                     why="expected NAME=VALUE pairs with commas between them, and special characters as %XX",
-                    do=f"correct the variable: {name}='authorization=Bearer%20TOKEN'",
+                    hint=f"correct the variable: {name}='authorization=Bearer%20TOKEN'",
                 )
 
 
@@ -154,7 +154,7 @@ class Exports:
             f"{self._items} cannot be sent to {self.endpoint}",
             applied=None,
             why=self._session.problem or f"the {self._items} could not be encoded",
-            do="check that a receiver of OTLP over HTTP listens there (port 4318 by default; 4317 is gRPC)",
+            hint="check that a receiver of OTLP over HTTP listens there (port 4318 by default; 4317 is gRPC)",
         )
         if first:
             # Complete without fields: a pipeline's command shows the message only.

@@ -204,7 +204,7 @@ class LogExport(logging.Handler):
                 "telemetry: a variable of OpenTelemetry has no valid value",
                 option="telemetry",
                 why=str(error),
-                do="correct or remove the variables OTEL_BLRP_…",
+                hint="correct or remove the variables OTEL_BLRP_…",
             ) from error
         self._provider.add_log_record_processor(processor)
         self._logger = self._provider.get_logger(_SCOPE.name, _SCOPE.version)

@@ -149,7 +149,7 @@ class Tracing:
                 "tracing: a variable of OpenTelemetry has no valid value",
                 option="tracing",
                 why=str(error),
-                do="correct or remove the variables OTEL_SPAN_… and OTEL_BSP_…",
+                hint="correct or remove the variables OTEL_SPAN_… and OTEL_BSP_…",
             ) from error
         self._tracer = self._provider.get_tracer(_SCOPE.name, _SCOPE.version)
 

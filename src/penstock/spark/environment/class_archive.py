@@ -90,7 +90,7 @@ def make_archive(options: str = "") -> tuple[Path, bool]:
             "there is no class archive for this Spark",
             option="SPARK_HOME",
             why="SPARK_HOME is set, or Spark was not installed by pip: its files may change without notice",
-            do="unset SPARK_HOME, or start without an archive",
+            hint="unset SPARK_HOME, or start without an archive",
         )
     try:
         path = archive_path(home, find_java().runtime)
@@ -101,7 +101,7 @@ def make_archive(options: str = "") -> tuple[Path, bool]:
                 f"the class archive cannot be in {str(path.parent)!r}",
                 option="XDG_CACHE_HOME",
                 why="options of Java in Spark's configuration cannot contain spaces and quotes",
-                do="set XDG_CACHE_HOME to a directory without them",
+                hint="set XDG_CACHE_HOME to a directory without them",
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH) as scratch:
@@ -122,7 +122,7 @@ def make_archive(options: str = "") -> tuple[Path, bool]:
         raise StorageError(
             f"the class archive cannot be written: {error.strerror or error}",
             path=str(cache_directory("classes")),
-            do="set XDG_CACHE_HOME to a writable directory with 500 MB of free space",
+            hint="set XDG_CACHE_HOME to a writable directory with 500 MB of free space",
         ) from error
     return path, True
 
@@ -155,12 +155,12 @@ def _run_session(scratch: Path, options: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise UnavailableError(f"the class archive was not made within {_MAKE_S:g} s", do="try again") from None
+        raise UnavailableError(f"the class archive was not made within {_MAKE_S:g} s", hint="try again") from None
     if done.returncode or not list(scratch.glob("*.jsa")):
         raise UnavailableError(
             "Java cannot make the class archive",
             why=(done.stderr or done.stdout).strip()[-2_000:] or f"its process ended with {done.returncode}",
-            do="set JAVA_HOME to a complete Java runtime of version 17 or 21; without an archive Spark starts slower",
+            hint="set JAVA_HOME to a complete Java runtime of version 17 or 21; without an archive Spark starts slower",
         )
 
 

@@ -41,14 +41,14 @@ def check_launcher(environ: Mapping[str, str]) -> None:
             f"SPARK_HOME={home!r} is not a Spark installation",
             option="SPARK_HOME",
             why="bin/spark-submit does not exist there",
-            do="unset SPARK_HOME to use the installed pyspark, or set it to the directory of a Spark installation",
+            hint="unset SPARK_HOME to use the installed pyspark, or set it to the directory of a Spark installation",
         )
     if shutil.which("bash", path=environ.get("PATH", os.defpath)) is None:
         raise ConfigError(
             "Spark cannot start: bash is not on PATH",
             option="PATH",
             why="Spark's launcher (bin/spark-submit) is a bash script",
-            do="install bash, or add its directory to PATH",
+            hint="install bash, or add its directory to PATH",
         )
 
 

@@ -95,7 +95,7 @@ def delta_jars(spark: str | None = None) -> list[Path]:
             "Delta Lake is not set up",
             option="format",
             why=f"{str(folder(artefact))!r} has no jars",
-            do="run `make jars`, or `python -m penstock.spark.environment.jars`, once; it needs Maven (mvn)",
+            hint="run `make jars`, or `python -m penstock.spark.environment.jars`, once; it needs Maven (mvn)",
         )
     return found
 
@@ -133,7 +133,7 @@ def s3a_jars(spark: str | None = None) -> list[Path]:
             "the jars for checkpoints in a bucket (s3a) are not set up",
             option="state-dir",
             why=f"{str(folder(S3A))!r} has no jars",
-            do="run `make jars`, or `python -m penstock.spark.environment.jars`, once; it needs Maven (mvn)",
+            hint="run `make jars`, or `python -m penstock.spark.environment.jars`, once; it needs Maven (mvn)",
         )
     return found
 
@@ -145,7 +145,7 @@ def _check_hadoop(spark: str | None = None) -> None:
             f"there are no jars of s3a for Spark {installed}",
             option="state-dir",
             why=f"{S3A} works with the Hadoop of Spark {' and '.join(_S3A_SPARK)} only",
-            do="use one of these, or a state directory in a local or mounted file system",
+            hint="use one of these, or a state directory in a local or mounted file system",
         )
 
 
@@ -214,7 +214,7 @@ def _fetch(target: Path, dependencies: Sequence[Sequence[str]], groups: str, sum
         return target
     maven = shutil.which("mvn")
     if maven is None:
-        raise ConfigError("Maven (mvn) is not installed", do="install it (make system), then run this again")
+        raise ConfigError("Maven (mvn) is not installed", hint="install it (make system), then run this again")
     target.parent.mkdir(parents=True, exist_ok=True)
     named = ":".join(dependencies[0][:3])
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".draft-") as draft:
@@ -233,12 +233,14 @@ def _fetch(target: Path, dependencies: Sequence[Sequence[str]], groups: str, sum
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise UnavailableError(f"Maven did not download {named} within {_RESOLVE_S:g} s", do="try again") from error
+            raise UnavailableError(
+                f"Maven did not download {named} within {_RESOLVE_S:g} s", hint="try again"
+            ) from error
         if done.returncode:
             raise UnavailableError(
                 f"Maven cannot download {named}",
                 why=(done.stdout or done.stderr).strip()[-2_000:],
-                do="check the network and Maven's settings (~/.m2/settings.xml), then run this again",
+                hint="check the network and Maven's settings (~/.m2/settings.xml), then run this again",
             )
         if sums:
             _compare(Path(draft) / "lib", sums)
@@ -258,7 +260,7 @@ def _compare(directory: Path, sums: Mapping[str, str]) -> None:
         raise UnavailableError(
             f"Maven downloaded other jars than expected: {', '.join(wrong)}",
             why=f"their sums are not those in {_S3A_SUMS.name}",
-            do="check the repositories in Maven's settings (~/.m2/settings.xml), remove these files from ~/.m2, and "
+            hint="check the repositories in Maven's settings (~/.m2/settings.xml), remove these files from ~/.m2, and "
             "run this again",
         )
 
@@ -267,7 +269,7 @@ def _installed(spark: str | None) -> str:
     try:
         return spark or version("pyspark")
     except PackageNotFoundError:
-        raise ConfigError("Spark is not installed", do='pip install "penstock[spark]"') from None
+        raise ConfigError("Spark is not installed", hint='pip install "penstock[spark]"') from None
 
 
 def _line(installed: str) -> str:
@@ -287,7 +289,7 @@ def delta_artefact(spark: str | None = None) -> str:
             f"there is no Delta Lake for Spark {installed}",
             option="format",
             why="a Delta Lake built for another version of Spark does not work",
-            do=f"use Spark {' or '.join(DELTA)}, or `format: parquet`",
+            hint=f"use Spark {' or '.join(DELTA)}, or `format: parquet`",
         )
     return artefact
 

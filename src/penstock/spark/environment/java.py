@@ -95,7 +95,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, vector: bool = True) 
         f"Spark needs Java {MINIMUM_VERSION} or later, which was not found",
         option="JAVA_HOME",
         why="; ".join(looked_at),
-        do='install a Java runtime (Debian: apt install openjdk-17-jre-headless), or: pip install "penstock[java]"',
+        hint='install a Java runtime (Debian: apt install openjdk-17-jre-headless), or: pip install "penstock[java]"',
     )
 
 
@@ -172,7 +172,7 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
     launcher = generated / "bin" / "java"
     if launcher.is_file() and os.access(launcher, os.X_OK):
         return generated
-    do = "set XDG_CACHE_HOME to a writable directory, or install a Java runtime and set JAVA_HOME"
+    hint = "set XDG_CACHE_HOME to a writable directory, or install a Java runtime and set JAVA_HOME"
     try:
         launcher.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".java-", dir=launcher.parent)
@@ -185,14 +185,14 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
         raise ConfigError(
             f"cannot write a launcher of Java to {launcher.parent}: {error.strerror}",
             option="XDG_CACHE_HOME",
-            do=do,
+            hint=hint,
         ) from error
     if not os.access(launcher, os.X_OK):
         raise ConfigError(
             f"{launcher}, a launcher of Java, cannot be executed",
             option="XDG_CACHE_HOME",
             why="its file system permits no programs (mount option noexec)",
-            do=do,
+            hint=hint,
         )
     return generated
 

@@ -125,7 +125,7 @@ class ChangeFeed:
                 f"the Delta table {str(self._table)!r} has no version {first}",
                 option="start",
                 why=f"its newest version is {newest}",
-                do="set start: latest, or an older version",
+                hint="set start: latest, or an older version",
             )
         # A run would fail at its first batch.
         self.files({name: {"version": first}}, {name: {"version": newest + 1}})
@@ -260,7 +260,7 @@ class ChangeFeed:
             raise PenstockError(
                 f"version {version.number} of the Delta table {str(self._table)!r} has no change data feed",
                 why=f"it was written while the property {CHANGE_FEED} was not set, so its changes are not known",
-                do="set the property, and run with a new state directory and start: snapshot",
+                hint="set the property, and run with a new state directory and start: snapshot",
             )
         if version.changes:
             return [_change(file, version.number, version.committed_ms, None) for file in version.changes]
@@ -269,7 +269,7 @@ class ChangeFeed:
                 f"the Delta table {str(self._table)!r} cannot be read: it has deletion vectors",
                 option="path",
                 why=f"version {version.number} removed a file of which some rows had been deleted before",
-                do="REORG TABLE ... APPLY (PURGE), then run with a new state directory and start: snapshot",
+                hint="REORG TABLE ... APPLY (PURGE), then run with a new state directory and start: snapshot",
             )
         return [
             *(self._removed(file, version) for file in version.removed),
@@ -284,7 +284,7 @@ class ChangeFeed:
                 f"its value of {missing[0]!r}",
                 option="path",
                 why="the writer left out the optional partitionValues",
-                do="run with a new state directory and start: snapshot",
+                hint="run with a new state directory and start: snapshot",
             )
         return _change(file, version.number, version.committed_ms, "delete")
 
@@ -292,7 +292,7 @@ class ChangeFeed:
         return DataLossError(
             f"the Delta table {str(self._table)!r} is not the one that was read before",
             why=f"version {version} has another table id: the table was deleted and created again, or replaced",
-            do="run with a new state directory, and a new path for its results",
+            hint="run with a new state directory, and a new path for its results",
         )
 
 
@@ -345,7 +345,7 @@ def _opened(table: StoragePath, file: ChangeFile) -> Iterator[pa.NativeFile]:
             raise DataLossError(
                 f"the file {file.path!r} of version {file.version} of the Delta table {str(table)!r} no longer exists",
                 why="it was removed by VACUUM, or maintenance, before it was read",
-                do="increase the retention of removed files; run with a new state directory and start: snapshot",
+                hint="increase the retention of removed files; run with a new state directory and start: snapshot",
             ) from None
         with source:
             yield source

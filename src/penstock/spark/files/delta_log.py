@@ -103,7 +103,7 @@ class DeltaLog:
             raise ConfigError(
                 f"{str(self.path)!r} is not a Delta table: it has no _delta_log",
                 option="path",
-                do="set path to the directory of a table that has been written at least once",
+                hint="set path to the directory of a table that has been written at least once",
             )
 
     def check_change_feed(self) -> int:
@@ -118,7 +118,7 @@ class DeltaLog:
                 f"the Delta table {str(self.path)!r} has no change data feed",
                 option="path",
                 why=f"its property {CHANGE_FEED} is not true",
-                do="set change_data_feed: true in the sink that writes it; elsewhere "
+                hint="set change_data_feed: true in the sink that writes it; elsewhere "
                 f"DeltaTable({str(self.path)!r}).alter.set_table_properties({{{CHANGE_FEED!r}: 'true'}}) of deltalake, "
                 f"or ALTER TABLE ... SET TBLPROPERTIES ({CHANGE_FEED} = true) of Spark",
             )
@@ -292,7 +292,7 @@ class DeltaLog:
                 f"the log of the Delta table {str(self.path)!r} has neither version 0 nor a checkpoint",
                 path=str(self.path),
                 why="older versions were removed, and checkpoints in the v2 format are not supported",
-                do="write a classic checkpoint: set delta.checkpointPolicy=classic",
+                hint="write a classic checkpoint: set delta.checkpointPolicy=classic",
             )
         newest, names = checkpoint
         # Schema and protocol are needed to read the file actions.
@@ -404,11 +404,11 @@ class DeltaLog:
         return DataLossError(
             f"version {version} of the Delta table {str(self.path)!r} is no longer in its log",
             why=why,
-            do="start with a new state directory, and increase logRetentionDuration of the table",
+            hint="start with a new state directory, and increase logRetentionDuration of the table",
         )
 
-    def _unsupported(self, what: str, do: str) -> ConfigError:
-        return ConfigError(f"the Delta table {str(self.path)!r} cannot be read: {what}", option="path", do=do)
+    def _unsupported(self, what: str, hint: str) -> ConfigError:
+        return ConfigError(f"the Delta table {str(self.path)!r} cannot be read: {what}", option="path", hint=hint)
 
 
 def lines(path: StoragePath) -> list[str]:

@@ -207,7 +207,7 @@ class ObjectPath:
                     raise UnavailableError(
                         f"{str(self)!r} cannot be created",
                         why=f"for {_RETRY_S} s the storage answered that it exists, or is being created: it does not",
-                        do="try again; if it fails again, check the storage",
+                        hint="try again; if it fails again, check the storage",
                     ) from error
             time.sleep(_CONFLICT_PAUSE_S)
 
@@ -268,7 +268,7 @@ class ObjectPath:
         except OSError as error:
             found = object_storage_error(self, error)
             raise StorageError(
-                f"{whose}: cannot write to {str(self)!r}", path=str(self), why=found.why, do=found.do
+                f"{whose}: cannot write to {str(self)!r}", path=str(self), why=found.why, hint=found.hint
             ) from error
         if fault is not None:
             header, why = fault
@@ -276,7 +276,7 @@ class ObjectPath:
                 f"{whose}: {str(self)!r} is on a storage that does not support {header}",
                 path=str(self),
                 why=why,
-                do=_CONDITIONAL_WRITES,
+                hint=_CONDITIONAL_WRITES,
             )
 
     @staticmethod
@@ -356,7 +356,7 @@ def storage_path(path: str, endpoint: str | None = None, region: str | None = No
         raise ConfigError(
             f"{_without_credentials(path)!r} is not a path in a bucket",
             option="path",
-            do="set a URL such as s3://bucket/table, without credentials and the characters ?, # and %",
+            hint="set a URL such as s3://bucket/table, without credentials and the characters ?, # and %",
         )
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     if endpoint is not None:
@@ -366,7 +366,7 @@ def storage_path(path: str, endpoint: str | None = None, region: str | None = No
             raise ConfigError(
                 f"{_without_credentials(endpoint)!r} is not the URL of an endpoint",
                 option="endpoint",
-                do="set a URL such as http://127.0.0.1:9000, without credentials, or correct AWS_ENDPOINT_URL",
+                hint="set a URL such as http://127.0.0.1:9000, without credentials, or correct AWS_ENDPOINT_URL",
             ) from None
     region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return ObjectPath(match["bucket"], match["key"], endpoint, region)
@@ -463,7 +463,7 @@ def _profile() -> Boto3CredentialProvider | None:
         raise ConfigError(
             f"the profile of AWS cannot be read: {error}",
             why="a state directory or dead letters in a bucket need boto3 for AWS_PROFILE and the file of credentials",
-            do="pip install boto3, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            hint="pip install boto3, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ) from error
     return Boto3CredentialProvider()
 
@@ -559,16 +559,16 @@ def object_storage_error(path: ObjectPath, error: Exception) -> PenstockError:
     """
     text = " ".join(_ESCAPES.sub("", str(error)).split())
     what = f"{str(path)!r} cannot be read or written"
-    for names, why, do in _REFUSED:
+    for names, why, hint in _REFUSED:
         if any(name in text for name in names):
-            return StorageError(what, path=str(path), why=why, do=do)
+            return StorageError(what, path=str(path), why=why, hint=hint)
     if _METADATA in text:
-        return StorageError(what, path=str(path), why="no credentials were found", do=_CREDENTIALS)
+        return StorageError(what, path=str(path), why="no credentials were found", hint=_CREDENTIALS)
     if isinstance(error, FileNotFoundError):
-        return UnavailableError(what, why="the object does not exist any more", do=_REMOVED)
+        return UnavailableError(what, why="the object does not exist any more", hint=_REMOVED)
     where = path.endpoint or f"AWS, region {path.region}"
     shown = text.partition(_DEBUG)[0][:_LONGEST]
-    return UnavailableError(what, why=f"{where}: {shown}", do=_ENDPOINT)
+    return UnavailableError(what, why=f"{where}: {shown}", hint=_ENDPOINT)
 
 
 _DEBUG = " Debug source:"

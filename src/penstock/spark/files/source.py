@@ -205,7 +205,7 @@ class FileLog:
                         f"{self.path} cannot be written: another process has been writing it for {_LOCK_S:g} s",
                         path=str(self.path),
                         why="an earlier run was paused while it wrote, or its disk does not answer",
-                        do="end the process of that run",
+                        hint="end the process of that run",
                     ) from None
                 time.sleep(0.01)
 
@@ -269,7 +269,7 @@ def list_new_versions(
             raise PenstockError(
                 f"version {last} of the Delta table {str(table.path)!r} deleted or replaced rows",
                 why="records that were already read cannot be removed from the results",
-                do="skip such versions with changes: skip, or start with a new state directory",
+                hint="skip such versions with changes: skip, or start with a new state directory",
             )
     return found, last
 
@@ -282,7 +282,7 @@ def _files_of_version(number: int, files: list[DeltaFile]) -> Iterator[FileEntry
             raise DataLossError(
                 f"the file {file.path!r} of version {number} of a Delta table no longer exists",
                 why="it was removed before it was read (VACUUM)",
-                do="retain files for longer than the pipeline may be stopped; start with a new state directory",
+                hint="retain files for longer than the pipeline may be stopped; start with a new state directory",
             ) from None
         records = count_records(file.path, "parquet", 0) if file.records is None else file.records
         more = index + 1 < len(files)
@@ -301,13 +301,13 @@ def check_unchanged(entry: FileEntry) -> None:
         raise DataLossError(
             f"the file {entry.path!r} no longer exists",
             why="an unfinished batch, or a batch that is counted again, needs it",
-            do="restore it; keep files until the pipeline no longer needs them",
+            hint="restore it; keep files until the pipeline no longer needs them",
         ) from None
     if (state.st_size, state.st_mtime_ns) != (entry.size, entry.mtime_ns):
         raise DataLossError(
             f"the file {entry.path!r} has changed since it was first read",
             why=f"it had {entry.size} bytes and has {state.st_size}; a repeated batch would read other records",
-            do="restore its content and its modification time (touch -d "
+            hint="restore its content and its modification time (touch -d "
             f"@{entry.mtime_ns // 10**9}.{entry.mtime_ns % 10**9:09d}); write new records to new files, in another "
             "directory, and rename them when they are complete",
         )

@@ -361,7 +361,7 @@ class KafkaLog:
                 f"a client of {options.connection.shown} cannot be created",
                 option="source",
                 why=str(error.args[0].str()),
-                do="check `tls`, `sasl` and their files, on the driver and on the executors",
+                hint="check `tls`, `sasl` and their files, on the driver and on the executors",
             ) from error
 
     def _described(self) -> dict[str, TopicDescription]:
@@ -438,17 +438,17 @@ class KafkaLog:
                 f"{shown} has no topic {topic!r}",
                 option="topics",
                 why=why,
-                do=f"create it with kafka-topics.sh --create --topic {topic}, or correct topics",
+                hint=f"create it with kafka-topics.sh --create --topic {topic}, or correct topics",
             )
         if code in _DENIED:
             return RefusedError(
                 f"topic {topic!r} of {shown} cannot be read",
                 why=why,
-                do="permit the user Read and Describe of the topic",
+                hint="permit the user Read and Describe of the topic",
             )
         if code in _UNAUTHENTICATED or "certificate verify failed" in why:
             return RefusedError(
-                f"{shown} cannot be read", why=why, do="check `sasl` and `tls` of the source, and the user in Kafka"
+                f"{shown} cannot be read", why=why, hint="check `sasl` and `tls` of the source, and the user in Kafka"
             )
         return self._unavailable(why)
 
@@ -457,15 +457,15 @@ class KafkaLog:
         return UnavailableError(
             f"{self._options.connection.shown} does not answer",
             why=named[-1] if named else why,
-            do="start the brokers, or correct bootstrap",
+            hint="start the brokers, or correct bootstrap",
         )
 
     def _lost(self, topic: str, partition: str, offset: int, why: str) -> DataLossError:
         return DataLossError(
             f"{topic}:{partition} of {self._options.connection.shown} has no records from offset {offset} on any more",
             why=f"{why}; retention or another program deleted records, or the topic was created again",
-            do="increase retention.ms of the topic; to continue with the records that exist, give the sink that failed "
-            "a new name: it reads from `start` of the source on, also what it has read of other partitions",
+            hint="increase retention.ms of the topic; to continue with the records that exist, give the sink that "
+            "failed a new name: it reads from `start` of the source on, also what it has read of other partitions",
         )
 
 

@@ -105,7 +105,7 @@ class _CommittedBatch(NamedTuple):
             raise StorageError(
                 f"Kafka has offset {offset} of the writer's group without the counts of its batch",
                 why=f"another program has committed it, with the metadata {metadata!r}",
-                do="delete the offsets of the group, and start the pipeline with a new state directory",
+                hint="delete the offsets of the group, and start the pipeline with a new state directory",
             ) from error
 
     @property
@@ -236,13 +236,13 @@ def _is_written(write: TopicBatch, found: _CommittedBatch) -> bool:
         raise RefusedError(
             f"{write.target.shown} refused a batch of sink {write.sink!r}",
             why=f"the run writes under fencing token {mine}; a later run has written under {other}",
-            do="let the later run continue; to start over, stop it first",
+            hint="let the later run continue; to start over, stop it first",
         )
     if found.batch > write.batch:
         raise StorageError(
             f"sink {write.sink!r} cannot repeat batch {write.batch}",
             why=f"{write.target.shown} has its batch {found.batch}: the state directory is older than the topic",
-            do="restore the newest state directory, or start over with a new one and another topic",
+            hint="restore the newest state directory, or start over with a new one and another topic",
         )
     return found.batch == write.batch
 
@@ -481,7 +481,7 @@ class _Session:
                 f"a client of {self.target.connection.shown} cannot be created",
                 option="kafka",
                 why=str(error.args[0].str()),
-                do="check `tls`, `sasl` and their files, on the driver and on the executors",
+                hint="check `tls`, `sasl` and their files, on the driver and on the executors",
             ) from error
 
     def call(self, poll: Callable[[float], object], request: Callable[[float], Result], what: str) -> Result:
@@ -535,7 +535,7 @@ class _Session:
             return RefusedError(
                 f"{shown} refused the message {message!r}",
                 why=why,
-                do=self._purpose.too_large if code in _TOO_LARGE else self._purpose.refused,
+                hint=self._purpose.too_large if code in _TOO_LARGE else self._purpose.refused,
             )
         if _is_refused(error):
             return self.refused(why, f"check `sasl` and `tls` of the {self._purpose.part}, and the user in Kafka")
@@ -543,7 +543,7 @@ class _Session:
             return RefusedError(
                 f"{self.target.connection.shown} has no topic {self.target.topic!r}",
                 why=why,
-                do=f"create it with kafka-topics.sh --create --topic {self.target.topic}, or correct topic",
+                hint=f"create it with kafka-topics.sh --create --topic {self.target.topic}, or correct topic",
             )
         if code in _DENIED:
             return self.refused(why, self._purpose.permissions)
@@ -553,22 +553,22 @@ class _Session:
             return self._ended(why)
         return self._unavailable(what, why)
 
-    def refused(self, why: str, do: str) -> RefusedError:
-        return RefusedError(f"{self.target.shown} cannot be written", why=why, do=do)
+    def refused(self, why: str, hint: str) -> RefusedError:
+        return RefusedError(f"{self.target.shown} cannot be written", why=why, hint=hint)
 
     def _ended(self, why: str) -> UnavailableError:
         return UnavailableError(
             f"{self.target.shown} ended the transaction of a batch",
             applied=False,
             why=f"{why}; another attempt to write it has begun, or it took longer than transaction_timeout",
-            do="the pipeline repeats the batch; if it continues, increase transaction_timeout",
+            hint="the pipeline repeats the batch; if it continues, increase transaction_timeout",
         )
 
     def _unavailable(self, what: str, why: str) -> UnavailableError:
         return UnavailableError(
             f"could not {what} {self.target.shown}",
             why=why,
-            do=f"start the brokers, or correct bootstrap; {self._purpose.retry}",
+            hint=f"start the brokers, or correct bootstrap; {self._purpose.retry}",
         )
 
     def _last(self, error: KafkaError | None) -> str:

@@ -64,7 +64,7 @@ class MqttReadOptions:
         except PenstockError as error:
             what = f"topicFilter {topic_filter!r} is not a topic filter"
             raise ConfigError(
-                what, option="topicFilter", why=str(error), do="use a filter such as plant/+/flow or plant/#"
+                what, option="topicFilter", why=str(error), hint="use a filter such as plant/+/flow or plant/#"
             ) from error
         topic = named.pop("tubemq.topic", "")
         if not topic:
@@ -73,7 +73,7 @@ class MqttReadOptions:
                 option="tubemq.topic",
                 why="an MQTT broker keeps no history, so messages are read from a TubeMQ topic to which a rule copies"
                 " them",
-                do="add a rule to the node (from a topic filter to a TubeMQ topic) and set tubemq.topic to its topic",
+                hint="add a rule to the node (from a topic filter to a TubeMQ topic) and set tubemq.topic to its topic",
             )
         return cls(topic_filter, SourceOptions.parse(named | {"subscribe": topic, "includeHeaders": "true"}))
 
@@ -101,11 +101,14 @@ class MqttWriteOptions:
                 validate_topic_name(topic)
             except PenstockError as error:
                 raise ConfigError(
-                    f"topic {topic!r} cannot be published to", option="topic", why=str(error), do=WRITE_OPTIONS["topic"]
+                    f"topic {topic!r} cannot be published to",
+                    option="topic",
+                    why=str(error),
+                    hint=WRITE_OPTIONS["topic"],
                 ) from error
         qos = named.get("qos", "1").strip()
         if qos not in {"0", "1", "2"}:
-            raise ConfigError(f"qos {qos!r} is not 0, 1 or 2", option="qos", do=WRITE_OPTIONS["qos"])
+            raise ConfigError(f"qos {qos!r} is not 0, 1 or 2", option="qos", hint=WRITE_OPTIONS["qos"])
         timeout = named.get("mqtt.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
         return cls(
             option_parsing.broker_url(named, "mqtt.broker"),

@@ -162,7 +162,7 @@ def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first:
             raise ConfigError(
                 f"the mqtt sink got a row without a {'topic' if wanted is None else 'payload'}",
                 option="topic" if wanted is None else "payload",
-                do="filter such rows; an empty payload is b'', not null",
+                hint="filter such rows; an empty payload is b'', not null",
             )
         content_type, expiry_s, response_topic, correlation_data = extra
         if expiry_s is not None and not 0 < expiry_s <= LONGEST_EXPIRY_S:
@@ -170,7 +170,7 @@ def messages(options: MqttWriteOptions, batch: pa.RecordBatch, name: str, first:
                 f"the mqtt sink got a row with expiry_s {expiry_s}",
                 option="expiry_s",
                 why=f"the expiry of a message is 1 to {LONGEST_EXPIRY_S} seconds",
-                do="set expiry_s to null for a message that does not expire",
+                hint="set expiry_s to null for a message that does not expire",
             )
         own = [(pair["key"], pair["value"] or "") for pair in pairs or ()]
         if options.ids and not any(key == "id" for key, _ in own):
@@ -213,7 +213,7 @@ async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch],
                 raise UnavailableError(
                     f"mqtt: {without_secret(options.broker)} did not acknowledge {batch.num_rows} messages "
                     f"in {options.timeout_s:g} s",
-                    do="start the broker, correct mqtt.broker, or increase mqtt.timeoutMs",
+                    hint="start the broker, correct mqtt.broker, or increase mqtt.timeoutMs",
                 ) from None
             published += batch.num_rows
     return PublishedRows(published)
@@ -308,7 +308,7 @@ class MqttDataSource(DataSource):
                 f"the mqtt source cannot read into the schema {schema.simpleString()}",
                 option="schema",
                 why=f"its columns are {_SCHEMA.simpleString()}",
-                do="remove .schema(...) and select columns of the data frame instead",
+                hint="remove .schema(...) and select columns of the data frame instead",
             )
         return MqttReadOptions.parse(self.options)
 
@@ -374,7 +374,7 @@ def _explaining_rules(options: SourceOptions) -> Iterator[None]:
         with explain_missing_topic(
             "no message can be read",
             why="an MQTT broker keeps no history, so messages are read from a TubeMQ topic to which a rule copies them",
-            do=f"add a rule to the node that copies messages to {options.topics[0]}, or correct tubemq.topic",
+            hint=f"add a rule to the node that copies messages to {options.topics[0]}, or correct tubemq.topic",
         ):
             yield
     except UnavailableError as error:
@@ -382,5 +382,5 @@ def _explaining_rules(options: SourceOptions) -> Iterator[None]:
             f"the messages cannot be read, because TubeMQ is unavailable: {error.what}",
             applied=error.applied,
             why=error.why,
-            do=f"start the node with TubeMQ enabled, or correct tubemq.master ({options.masters})",
+            hint=f"start the node with TubeMQ enabled, or correct tubemq.master ({options.masters})",
         ) from error

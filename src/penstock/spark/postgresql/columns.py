@@ -138,7 +138,7 @@ def stored_type(kind: str) -> str:
     found = family(kind)
     if found is None:
         raise ConfigError(
-            f"a column of type {kind} cannot be written to PostgreSQL", do="convert or drop it in a map or sql step"
+            f"a column of type {kind} cannot be written to PostgreSQL", hint="convert or drop it in a map or sql step"
         )
     return f"numeric({','.join(map(str, _precision(kind)))})" if found == "DECIMAL" else STORED[found]
 
@@ -198,14 +198,16 @@ def table_columns(
         connection.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
         found = _read_columns(connection, table)
     if not found:
-        do = f"{_create_table(table, kinds, shape.key)}, or set create: true" if known else "set create: true"
-        raise _unfit(sink, f"table {table.quoted} does not exist", do)
+        hint = f"{_create_table(table, kinds, shape.key)}, or set create: true" if known else "set create: true"
+        raise _unfit(sink, f"table {table.quoted} does not exist", hint)
     for name, kind in kinds.items():
         _check_column(shape, found.get(name), name, kind)
     required = next((name for name, column in found.items() if column.is_required and name not in kinds), None)
     if required is not None and known:
-        do = f"ALTER TABLE {table.quoted} ALTER COLUMN {identifier(required)} DROP NOT NULL"
-        raise _unfit(sink, f"column {required!r} of {table.quoted} is not null, and the stream has no such column", do)
+        hint = f"ALTER TABLE {table.quoted} ALTER COLUMN {identifier(required)} DROP NOT NULL"
+        raise _unfit(
+            sink, f"column {required!r} of {table.quoted} is not null, and the stream has no such column", hint
+        )
     if shape.key and not _is_unique(connection, table, shape.key):
         names = ", ".join(map(identifier, shape.key))
         why = f"table {table.quoted} has no unique index of {', '.join(shape.key)}"
@@ -216,21 +218,21 @@ def table_columns(
 def _check_column(shape: TableShape, column: TableColumn | None, name: str, kind: str) -> None:
     table, sink = shape.table, shape.sink
     if column is None:
-        do = f"ALTER TABLE {table.quoted} ADD COLUMN {identifier(name)} {stored_type(kind)}"
-        raise _unfit(sink, f"table {table.quoted} has no column {name!r}", do)
+        hint = f"ALTER TABLE {table.quoted} ADD COLUMN {identifier(name)} {stored_type(kind)}"
+        raise _unfit(sink, f"table {table.quoted} has no column {name!r}", hint)
     if column.is_generated:
         raise _unfit(sink, f"column {name!r} of {table.quoted} is generated", "drop it in a map step")
     if not column.accepts(kind):
-        do = f"ALTER TABLE {table.quoted} ALTER COLUMN {identifier(name)} TYPE {stored_type(kind)}"
+        hint = f"ALTER TABLE {table.quoted} ALTER COLUMN {identifier(name)} TYPE {stored_type(kind)}"
         why = f"column {name!r} of {table.quoted} is {column.type}, which does not hold each {kind}"
-        raise _unfit(sink, why, f"{do}, or cast it in the pipeline")
+        raise _unfit(sink, why, f"{hint}, or cast it in the pipeline")
 
 
 def _is_unique(connection: psycopg.Connection[Any], table: TableName, key: Iterable[str]) -> bool:
     return any(set(row[0]) == set(key) for row in connection.execute(_UNIQUE, table))
 
 
-def _unfit(sink: str, why: str, do: str) -> ConfigError:
+def _unfit(sink: str, why: str, hint: str) -> ConfigError:
     return ConfigError(
-        f"sink {sink!r}: the table of PostgreSQL does not fit", option=f"sinks.{sink}.postgresql", why=why, do=do
+        f"sink {sink!r}: the table of PostgreSQL does not fit", option=f"sinks.{sink}.postgresql", why=why, hint=hint
     )

@@ -102,8 +102,8 @@ def parse_url(url: str, password_file: str | None = None) -> Server:
     return Server(host, port, unquote(parts.username), database, tuple(sorted(options.items())), password_file)
 
 
-def _wrong(why: str, do: str = "write postgresql://USER@HOST:PORT/DATABASE") -> ConfigError:
-    return ConfigError("url of PostgreSQL is not valid", option="url", why=why, do=do)
+def _wrong(why: str, hint: str = "write postgresql://USER@HOST:PORT/DATABASE") -> ConfigError:
+    return ConfigError("url of PostgreSQL is not valid", option="url", why=why, hint=hint)
 
 
 def identifier(name: str) -> str:
@@ -210,18 +210,18 @@ def _is_temporary(state: str) -> bool:
 def _connect_error(server: Server, text: str, state: str | None) -> PenstockError:
     why = _cause(text)
     if "certificate" in why or "SSL" in why:
-        do = "set sslmode, sslrootcert, sslcert and sslkey in the url"
+        hint = "set sslmode, sslrootcert, sslcert and sslkey in the url"
     elif "password" in why or state in ("28P01", "28000"):
-        do = "correct the user in url, or the password in password_file, PGPASSWORD or PGPASSFILE"
+        hint = "correct the user in url, or the password in password_file, PGPASSWORD or PGPASSFILE"
     else:
-        do = "correct url, create the user or the database, or permit the connection in pg_hba.conf"
+        hint = "correct url, create the user or the database, or permit the connection in pg_hba.conf"
     if _REFUSED.search(why) is not None or (state is not None and not _is_temporary(state)):
-        return PenstockError(f"{server.shown} refused user {server.user!r}", why=why, do=do)
+        return PenstockError(f"{server.shown} refused user {server.user!r}", why=why, hint=hint)
     return UnavailableError(
         f"{server.shown} is not available",
         applied=False,
         why=why,
-        do="start the server; the pipeline repeats the batch",
+        hint="start the server; the pipeline repeats the batch",
     )
 
 
@@ -254,12 +254,12 @@ def translated_errors(server: Server) -> Iterator[None]:
             raise UnavailableError(
                 f"{server.shown} did not complete a statement",
                 why=why,
-                do="the pipeline repeats the batch; if it continues, look at the server's log",
+                hint="the pipeline repeats the batch; if it continues, look at the server's log",
             ) from error
         raise PenstockError(
             f"{server.shown} refused a statement",
             why=f"{why} [SQLSTATE {state}]",
-            do=_advice(state) or error.diag.message_hint,
+            hint=_advice(state) or error.diag.message_hint,
         ) from error
 
 

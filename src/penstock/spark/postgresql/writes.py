@@ -228,7 +228,7 @@ class BatchWriter:
                 raise RefusedError(
                     f"{self._server.shown} refused a batch of sink {self._names[1]!r}",
                     why=f"the run writes under fencing token {self._token}; a later run has written under {other}",
-                    do="let the later run continue; to start over, stop it first",
+                    hint="let the later run continue; to start over, stop it first",
                 )
         last, rows = next((last, rows) for query, _, last, rows in found if query == self._query)
         connection.execute(
@@ -239,7 +239,7 @@ class BatchWriter:
             raise StorageError(
                 f"sink {self._names[1]!r} cannot repeat batch {batch}",
                 why=f"{self._server.shown} has its batch {last}: the state directory is older than the table",
-                do="restore the newest state directory, or start over with a new one and an empty table",
+                hint="restore the newest state directory, or start over with a new one and an empty table",
             )
         return int(rows) if last == batch else None
 
@@ -262,7 +262,7 @@ class BatchWriter:
                 f"{self._server.shown} has {0 if row is None else row[0]} of {expected} staged rows",
                 applied=False,
                 why="it crashed and recovered while the rows of the batch were copied",
-                do="the pipeline repeats the batch",
+                hint="the pipeline repeats the batch",
             )
 
     def _move(self, connection: psycopg.Connection[Any], move: _Move) -> None:
@@ -286,7 +286,7 @@ class BatchWriter:
             raise PenstockError(
                 f"{twice[0]} rows of one batch have the key {shown}",
                 why=f"sink {self._names[1]!r} writes one row per key, and the order of these rows is undefined",
-                do="set order_by: <column> in the sink, or add a dedupe by that key before it",
+                hint="set order_by: <column> in the sink, or add a dedupe by that key before it",
             )
 
     def _row_error(self, connection: psycopg.Connection[Any], move: _Move, error: psycopg.Error) -> PenstockError:
@@ -303,7 +303,8 @@ class BatchWriter:
         return PenstockError(
             f"{self._server.shown}: table {self._table.quoted} refused a row{which} of sink {self._names[1]!r}",
             why=f"{shortened(' '.join(detail.split()), _MOST_SHOWN)} [SQLSTATE {error.sqlstate}]",
-            do="exclude such rows with an expect or filter step, or change the table; nothing of the batch is written",
+            hint="exclude such rows with an expect or filter step, or change the table; nothing of the batch is "
+            "written",
         )
 
 
@@ -395,7 +396,7 @@ def _parsed(token: str) -> Hlc:
     found = hlc.parse(token)
     if found is None:
         raise PenstockError(
-            f"{token!r} is not a fencing token", why="it is not a version of the state store", do=f"correct {BATCHES}"
+            f"{token!r} is not a fencing token", why="it is not a version of the state store", hint=f"correct {BATCHES}"
         )
     return found
 

@@ -266,7 +266,7 @@ class KeyReader:
                     raise UnavailableError(
                         f"the state store did not return {len(keys)} keys within {timeout_ms} ms: {error!r}",
                         applied=False,
-                        do="start the node, check the broker's URL, or increase timeout_ms",
+                        hint="start the node, check the broker's URL, or increase timeout_ms",
                     ) from error
                 await asyncio.sleep(pause_s)
 

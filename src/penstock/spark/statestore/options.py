@@ -116,7 +116,7 @@ class StoreReadOptions:
         given = option_parsing.canonical("aio-statestore", options, READ_OPTIONS, UNSUPPORTED)
         keys = given.get("keys", "*")
         if not keys:
-            raise ConfigError("keys is empty", option="keys", do=READ_OPTIONS["keys"])
+            raise ConfigError("keys is empty", option="keys", hint=READ_OPTIONS["keys"])
         if "statestore.broker" in given:
             option_parsing.broker_url(given, "statestore.broker")
         return cls(
@@ -139,7 +139,7 @@ class StoreReadOptions:
             raise ConfigError(
                 "startingVersion is not supported for a batch, which reads the current keys",
                 option="startingVersion",
-                do="remove it, or read a stream",
+                hint="remove it, or read a stream",
             )
         return self._snapshot()
 
@@ -165,7 +165,7 @@ class StoreReadOptions:
                 "tubemq.topic is not set",
                 option="tubemq.topic",
                 why=f"the state store keeps no history for readers: {why}",
-                do="set statestore.capture_topic in the node's configuration, and tubemq.topic to the same topic",
+                hint="set statestore.capture_topic in the node's configuration, and tubemq.topic to the same topic",
             )
         of_tube = {name: self.given[name] for name in (*_OF_TUBE, "minPartitions") if name in self.given}
         return SourceOptions.parse(of_tube | {"subscribe": topic, "includeHeaders": "true"})
@@ -191,7 +191,7 @@ class StoreWriteOptions:
                 raise ConfigError(
                     f"fencingToken {given['fencingToken']!r} is not a version",
                     option="fencingToken",
-                    do=WRITE_OPTIONS["fencingToken"],
+                    hint=WRITE_OPTIONS["fencingToken"],
                 )
         return cls(
             option_parsing.broker_url(given, "statestore.broker"), given.get("orderBy"), token, _timeout_s(given)
@@ -210,7 +210,7 @@ def _starting(text: str) -> Starting:
         raise ConfigError(
             f"startingVersion {text!r} is neither a version nor one of snapshot, earliest, latest",
             option="startingVersion",
-            do=READ_OPTIONS["startingVersion"],
+            hint=READ_OPTIONS["startingVersion"],
         )
     return version
 

@@ -204,7 +204,7 @@ def _not_a_change(topic: str, offset: int) -> PenstockError:
     return PenstockError(
         f"tube topic {topic!r}, offset {offset}: the record is not a change of a state store",
         why="another producer writes to this topic",
-        do="set tubemq.topic to the topic of statestore.capture_topic, and let only the node write to it",
+        hint="set tubemq.topic to the topic of statestore.capture_topic, and let only the node write to it",
     )
 
 

@@ -230,7 +230,7 @@ class _KeyRows:
                 "the state store does not return expiry times of keys",
                 option="includeExpiry",
                 why=error.what,
-                do="enable the extension ttl in the node's statestore.extensions, or remove includeExpiry",
+                hint="enable the extension ttl in the node's statestore.extensions, or remove includeExpiry",
             ) from error
         return None if left_ms is None else int(time.time() * 1000) + left_ms
 
@@ -319,7 +319,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ConfigError(
                 "the checkpoint is from a query with a snapshot, but startingVersion is not snapshot",
                 option="startingVersion",
-                do="set startingVersion=snapshot, or use a separate checkpoint location for this query",
+                hint="set startingVersion=snapshot, or use a separate checkpoint location for this query",
             )
         return [*plan_keys(self._options.snapshot), *pieces]
 
@@ -355,7 +355,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return explain_missing_topic(
             "the changes of the state store are not stored",
             why="a node copies changes to a topic only if statestore.capture_topic is set",
-            do=f"set statestore.capture_topic: {self._topic} in the node's configuration and restart it",
+            hint=f"set statestore.capture_topic: {self._topic} in the node's configuration and restart it",
         )
 
 
@@ -395,8 +395,8 @@ def offset_of_version(
             raise DataLossError(
                 f"{partition}: changes from version {version} on are no longer stored (oldest version: {oldest})",
                 why="the retention of the topic removed them",
-                do="start with a snapshot (startingVersion=snapshot), at a later version, or set failOnDataLoss=false "
-                "to start at the oldest change",
+                hint="start with a snapshot (startingVersion=snapshot), at a later version, or set "
+                "failOnDataLoss=false to start at the oldest change",
             )
     return offset
 
@@ -467,7 +467,7 @@ class StateStoreDataSource(DataSource):
             raise sink_rows.refuse_overwrite(
                 NAME,
                 why="it would have to delete every other key",
-                do='write with mode("append"): rows set their keys, and rows with a null value delete them',
+                hint='write with mode("append"): rows set their keys, and rows with a null value delete them',
             )
         return StoreWriter(self._write_options(schema))
 
@@ -481,7 +481,7 @@ class StateStoreDataSource(DataSource):
                 f"the {NAME} source cannot read into the schema {schema.simpleString()}",
                 option="schema",
                 why=f"its columns are {_SCHEMA.simpleString()}",
-                do="remove .schema(...) and select columns of the data frame instead",
+                hint="remove .schema(...) and select columns of the data frame instead",
             )
         return StoreReadOptions.parse(self.options)
 
@@ -550,14 +550,14 @@ def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
             raise ConfigError(
                 f"the {NAME} sink got a row with {'no' if key is None else 'an empty'} key",
                 option="key",
-                do="filter such rows: .where(\"key <> ''\")",
+                hint="filter such rows: .where(\"key <> ''\")",
             )
         if ttl_ms is not None and ttl_ms < 1:
             raise ConfigError(
                 f"the {NAME} sink got a row with ttl_ms {ttl_ms}",
                 option="ttl_ms",
                 why="the minimum is 1 ms",
-                do="set ttl_ms to null for a key that does not expire, or the value to null to delete the key",
+                hint="set ttl_ms to null for a key that does not expire, or the value to null to delete the key",
             )
         yield Row(
             KeyWrite(sink_rows.as_bytes(key), None if value is None else sink_rows.as_bytes(value), ttl_ms), order

@@ -103,13 +103,13 @@ def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes,
             raise PenstockError(
                 f"state store sink: a batch has two rows of key {_shown(key)}",
                 why="their order is undefined" if order_by is None else f"{order_by} is {unordered} in one of them",
-                do="set orderBy to a column that orders the rows, or write one row per key",
+                hint="set orderBy to a column that orders the rows, or write one row per key",
             )
         if row.order == other.order and row.change != other.change:
             raise PenstockError(
                 f"state store sink: two rows of key {_shown(key)} have the same {order_by}, {row.order}",
                 why="their order is undefined",
-                do="set orderBy to a column that differs between the rows of a key",
+                hint="set orderBy to a column that differs between the rows of a key",
             )
         if row.order > other.order:
             last[key] = row
@@ -144,7 +144,7 @@ async def write_changes(store: WritableStore, by_key: Mapping[Any, Sequence[KeyW
         raise PenstockError(
             f"the state store refused key {_shown(error.first.key)}: {error.text}",
             why=f"the run writes under fencing token {token}; a key with a higher one belongs to a later run",
-            do="let the later run continue; to start over, stop it first",
+            hint="let the later run continue; to start over, stop it first",
         ) from error
     return len(writes)
 
@@ -206,7 +206,7 @@ async def _write_chunks(
                     f"the state store at {without_secret(target.broker)} did not write {len(chunk)} keys within "
                     f"{WRITE_TIMEOUT_S:g} s",
                     why="the node is down or overloaded",
-                    do="start the node again; the pipeline repeats the batch",
+                    hint="start the node again; the pipeline repeats the batch",
                 ) from None
             chunk = next(chunks, None)
     return written
@@ -218,7 +218,7 @@ async def _check_lease(store: WritableStore, target: FencedTarget) -> None:
         raise UnavailableError(
             f"the run {target.holder} currently does not hold its lease {target.lease!r}",
             why="it has expired, or another run holds it; writes of this run would be stale",
-            do="wait: the lease is reacquired if no other run has held it; the pipeline repeats the batch",
+            hint="wait: the lease is reacquired if no other run has held it; the pipeline repeats the batch",
         )
 
 

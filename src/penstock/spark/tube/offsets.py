@@ -180,7 +180,7 @@ def from_json(document: Mapping[str, Mapping[str, int]]) -> PartitionOffsets:
         raise ConfigError(
             f"{_short(document)} is not an offset of the tubemq source",
             why="the checkpoint was written by another source, or edited",
-            do="use a separate checkpoint location for this query",
+            hint="use a separate checkpoint location for this query",
         ) from error
     return offsets
 
@@ -222,8 +222,8 @@ def parse_times(text: str, option: str) -> PartitionValues:
     """
 
     def bad(why: str) -> ConfigError:
-        do = 'use JSON as {"topic": {"<brokerId>:<partitionId>": <ms since 1970>}}'
-        return ConfigError(f"{option} {_short(text)}: {why}", option=option, do=do)
+        hint = 'use JSON as {"topic": {"<brokerId>:<partitionId>": <ms since 1970>}}'
+        return ConfigError(f"{option} {_short(text)}: {why}", option=option, hint=hint)
 
     try:
         parsed = json_value(text)
@@ -263,7 +263,7 @@ def _bad_offsets(option: str, text: str, why: str, allowed: Mapping[str, bool]) 
     return ConfigError(
         f"{option} {_short(text)}: {why}",
         option=option,
-        do=f'use {" or ".join(words)}, or JSON as {{"topic": {{"<brokerId>:<partitionId>": offset}}}} '
+        hint=f'use {" or ".join(words)}, or JSON as {{"topic": {{"<brokerId>:<partitionId>": offset}}}} '
         f"({', '.join(codes)})",
     )
 
@@ -346,7 +346,7 @@ def by_partition(named: PartitionValues, known: Collection[TopicPartition], opti
             partition = _find(topic, key, known, option)
             if partition in found:
                 raise ConfigError(
-                    f"{option} contains {partition} twice", option=option, do=f"list it once, as {partition.key!r}"
+                    f"{option} contains {partition} twice", option=option, hint=f"list it once, as {partition.key!r}"
                 )
             found[partition] = number
     missing = sorted(set(known) - found.keys())
@@ -360,7 +360,7 @@ def by_partition(named: PartitionValues, known: Collection[TopicPartition], opti
             f"{option} lacks {', '.join(map(str, missing[:5]))}",
             option=option,
             why="it must contain every partition that the query reads",
-            do=f"add {add}, or select fewer partitions with assign",
+            hint=f"add {add}, or select fewer partitions with assign",
         )
     return found
 
@@ -396,7 +396,7 @@ def _find(topic: str, key: str, known: Collection[TopicPartition], option: str) 
         raise ConfigError(
             f"{option} contains topic {topic!r} partition {key}, which the query does not read",
             option=option,
-            do=f"use its partitions {', '.join(partition.key for partition in existing)}"
+            hint=f"use its partitions {', '.join(partition.key for partition in existing)}"
             if existing
             else f"use the topics {', '.join(sorted({partition.topic for partition in known}))}",
         )
@@ -405,7 +405,7 @@ def _find(topic: str, key: str, known: Collection[TopicPartition], option: str) 
             f"{option} contains topic {topic!r} partition {key} without a broker",
             option=option,
             why=f"{len(brokers)} brokers have the topic",
-            do=f'write "<brokerId>:{number}"; the brokers are {", ".join(map(str, sorted(brokers)))}',
+            hint=f'write "<brokerId>:{number}"; the brokers are {", ".join(map(str, sorted(brokers)))}',
         )
     return found[0]
 
@@ -420,7 +420,7 @@ def check_offset_in_range(offset: int, bounds: Bounds, partition: TopicPartition
         raise DataLossError(
             f"{partition}: offset {offset} is no longer stored (oldest: {bounds.oldest})",
             why="retention removed the records in between before they were read",
-            do="increase the retention time, or set failOnDataLoss=false to continue at the oldest record and accept"
+            hint="increase the retention time, or set failOnDataLoss=false to continue at the oldest record and accept"
             " the gap",
         )
     if offset > round_down(bounds.end):
@@ -428,7 +428,7 @@ def check_offset_in_range(offset: int, bounds: Bounds, partition: TopicPartition
             f"{partition}: offset {offset} is beyond the end of the log ({bounds.end})",
             why="the broker lost its newest messages (a crash without durable acknowledgements, or an older copy of its"
             " data directory), or the offset belongs to another cluster",
-            do="check the offset and the master, or set failOnDataLoss=false to wait until the log reaches it",
+            hint="check the offset and the master, or set failOnDataLoss=false to wait until the log reaches it",
         )
 
 
@@ -570,7 +570,7 @@ def check_data_stored(offset: int, mark: int | None, bounds: Bounds, partition: 
             f"{partition}: data from offset {offset} on is no longer stored (oldest offset {bounds.oldest}): "
             f"it begins at byte {mark} or later, and the oldest stored byte is {bounds.oldest_data}",
             why="retention removed the data before it was read",
-            do="increase the retention time, or set failOnDataLoss=false to skip the missing records and accept the"
+            hint="increase the retention time, or set failOnDataLoss=false to skip the missing records and accept the"
             " gap",
         )
 

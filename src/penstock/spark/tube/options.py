@@ -230,7 +230,7 @@ class SourceOptions:
             raise ConfigError(
                 "startingOffsets: a batch cannot start at latest, because it would read nothing",
                 option="startingOffsets",
-                do="remove it (default: earliest), set offsets, or read a stream",
+                hint="remove it (default: earliest), set offsets, or read a stream",
             )
         return starting, "latest" if self.ending is None else self.ending
 
@@ -245,7 +245,7 @@ class SourceOptions:
                 "the end of a stream (endingOffsets, endingTimestamp) must be explicit offsets",
                 option="endingOffsets",
                 why="names and timestamps resolve to different offsets in each batch",
-                do="set offsets as JSON; to stop at the current end, use trigger(availableNow=True)",
+                hint="set offsets as JSON; to stop at the current end, use trigger(availableNow=True)",
             )
         return "latest" if self.starting is None else self.starting
 
@@ -277,7 +277,7 @@ def _starting(given: Mapping[str, str]) -> OffsetSpec | None:
     strategy = given.get(option, "error").strip().lower()
     if strategy not in {"error", "latest"}:
         raise ConfigError(
-            f"{option} {given[option]!r} is neither error nor latest", option=option, do=READ_OPTIONS[option]
+            f"{option} {given[option]!r} is neither error nor latest", option=option, hint=READ_OPTIONS[option]
         )
     times = _times(given, "startingTimestamp", "startingOffsetsByTimestamp", or_latest=strategy == "latest")
     if times is not None:
@@ -296,7 +296,9 @@ def _times(given: Mapping[str, str], of_all: str, of_each: str, *, or_latest: bo
     if of_all in given:
         text = given[of_all].strip()
         if not (text.isascii() and text.isdecimal()):
-            raise ConfigError(f"{of_all} {given[of_all]!r} is not a time in ms", option=of_all, do=READ_OPTIONS[of_all])
+            raise ConfigError(
+                f"{of_all} {given[of_all]!r} is not a time in ms", option=of_all, hint=READ_OPTIONS[of_all]
+            )
         return TimeSpec(int(text), or_latest)
     return TimeSpec(parse_times(given[of_each], of_each), or_latest) if of_each in given else None
 
@@ -314,7 +316,7 @@ def check_masters(given: Mapping[str, str]) -> str:
         if match is None or not 0 < int(match["port"]) < 65536:
             what = f"tubemq.master {text!r}: {address!r} is not HOST:PORT" if text else "tubemq.master is not set"
             raise ConfigError(
-                what, option="tubemq.master", do='set it to "HOST:PORT[,HOST:PORT...]", for example 127.0.0.1:8715'
+                what, option="tubemq.master", hint='set it to "HOST:PORT[,HOST:PORT...]", for example 127.0.0.1:8715'
             )
     return ",".join(addresses)
 
@@ -327,7 +329,7 @@ def _selection(
         raise ConfigError(
             f"{' and '.join(chosen)} are set" if chosen else "none of subscribe, subscribePattern, assign is set",
             option="subscribe",
-            do='set one: subscribe="topic_a,topic_b", subscribePattern="topic_.*" or '
+            hint='set one: subscribe="topic_a,topic_b", subscribePattern="topic_.*" or '
             'assign=\'{"topic_a": ["<brokerId>:<partitionId>"]}\'',
         )
     if "assign" in given:
@@ -341,7 +343,7 @@ def _selection(
             raise ConfigError(
                 f"subscribePattern {pattern!r} is not a regular expression: {error}",
                 option="subscribePattern",
-                do=READ_OPTIONS["subscribePattern"],
+                hint=READ_OPTIONS["subscribePattern"],
             ) from None
         return (), None, pattern
     return _topics("subscribe", _list(given, "subscribe", "topic_a,topic_b")), None, None
@@ -356,7 +358,7 @@ def _topics(option: str, given: Iterable[str]) -> tuple[str, ...]:
                 f"{option}: {name!r} is not a valid topic name",
                 option=option,
                 why="a topic name has 2 to 64 letters, digits and '_', and begins with a letter",
-                do="correct the name, or use subscribePattern for a pattern of names",
+                hint="correct the name, or use subscribePattern for a pattern of names",
             )
     return topics
 
@@ -368,7 +370,7 @@ def _list(given: Mapping[str, str], option: str, example: str) -> tuple[str, ...
     names_given = tuple(dict.fromkeys(name.strip() for name in given[option].split(",")))
     if not all(names_given):
         what = "topic" if option == "subscribe" else "name"
-        raise ConfigError(f"{option} {given[option]!r} has an empty {what}", option=option, do=f"use {example}")
+        raise ConfigError(f"{option} {given[option]!r} has an empty {what}", option=option, hint=f"use {example}")
     return names_given
 
 
@@ -386,7 +388,7 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
             raise ConfigError(
                 f"columns {given['columns']!r}: {name!r} is not a column of the source",
                 option="columns",
-                do=f"use {', '.join(known.values())} or {HEADER_PREFIX}NAME",
+                hint=f"use {', '.join(known.values())} or {HEADER_PREFIX}NAME",
             )
         chosen.append(known[name.lower()])
     if headers and HEADERS not in chosen:
@@ -402,7 +404,7 @@ def _group(given: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
     prefix = given.get("groupIdPrefix", DEFAULT_GROUP).strip()
     if not prefix:
-        raise ConfigError("groupIdPrefix is empty", option="groupIdPrefix", do=READ_OPTIONS["groupIdPrefix"])
+        raise ConfigError("groupIdPrefix is empty", option="groupIdPrefix", hint=READ_OPTIONS["groupIdPrefix"])
     return f"{prefix}-{digest}"
 
 
@@ -410,7 +412,7 @@ def _assigned(text: str) -> dict[str, tuple[str, ...]]:
     error = ConfigError(
         f"assign {text[:200]!r} is not a JSON object of topics with lists of partitions",
         option="assign",
-        do='use {"topic": ["<brokerId>:<partitionId>", ...]}; the broker may be omitted if only one has the topic',
+        hint='use {"topic": ["<brokerId>:<partitionId>", ...]}; the broker may be omitted if only one has the topic',
     )
     try:
         parsed = option_parsing.json_value(text)
@@ -437,14 +439,14 @@ def _min_messages(given: Mapping[str, str]) -> int | None:
             "maxTriggerDelay is set without minOffsetsPerTrigger",
             option="maxTriggerDelay",
             why="it limits how long a batch waits for minOffsetsPerTrigger",
-            do="set minOffsetsPerTrigger as well, or remove both",
+            hint="set minOffsetsPerTrigger as well, or remove both",
         )
     most = _parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger"))
     if least is not None and most is not None and least > most:
         raise ConfigError(
             f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}",
             option="minOffsetsPerTrigger",
-            do=f"set it to {most} or less",
+            hint=f"set it to {most} or less",
         )
     return least
 
@@ -532,7 +534,7 @@ class SinkOptions:
         given = option_parsing.canonical("tubemq", options, WRITE_OPTIONS, UNSUPPORTED_IN_SINK, kind="sink")
         topic = given.get("topic")
         if topic is not None and not topic.strip():
-            raise ConfigError("topic is empty", option="topic", do=WRITE_OPTIONS["topic"])
+            raise ConfigError("topic is empty", option="topic", hint=WRITE_OPTIONS["topic"])
         text = given.get("tubemq.timeoutMs", str(_DEFAULT_SINK_TIMEOUT_MS))
         timeout_ms = option_parsing.positive(
             "tubemq.timeoutMs", text, WRITE_OPTIONS["tubemq.timeoutMs"], most=option_parsing.MOST_MS
@@ -557,7 +559,7 @@ def _partition(given: Mapping[str, str]) -> int | None:
     if "partition" not in given:
         return None
     if not (text.isascii() and text.isdecimal()) or int(text) >= 1 << 31:
-        raise ConfigError(f"partition {text!r} is not a number", option="partition", do=WRITE_OPTIONS["partition"])
+        raise ConfigError(f"partition {text!r} is not a number", option="partition", hint=WRITE_OPTIONS["partition"])
     return int(text)
 
 
@@ -569,7 +571,7 @@ def _delivery(given: Mapping[str, str]) -> DeliveryGuarantee | None:
         raise ConfigError(
             f"deliveryGuarantee {text!r} is not a delivery guarantee",
             option="deliveryGuarantee",
-            do=WRITE_OPTIONS["deliveryGuarantee"],
+            hint=WRITE_OPTIONS["deliveryGuarantee"],
         )
     return DeliveryGuarantee(text.strip().lower())
 
@@ -582,15 +584,17 @@ def _transaction(given: Mapping[str, str]) -> Transaction | None:
         raise ConfigError(
             f"txnAppId {name!r} and txnVersion {number!r} do not identify a write",
             option="txnVersion" if name else "txnAppId",
-            do=f"set both, with 1 to {_LONGEST_NAME} characters in txnAppId, or neither",
+            hint=f"set both, with 1 to {_LONGEST_NAME} characters in txnAppId, or neither",
         )
     if not (number.isascii() and number.isdecimal()) or int(number) >= 1 << 63:
-        raise ConfigError(f"txnVersion {number!r} is not a number", option="txnVersion", do=WRITE_OPTIONS["txnVersion"])
+        raise ConfigError(
+            f"txnVersion {number!r} is not a number", option="txnVersion", hint=WRITE_OPTIONS["txnVersion"]
+        )
     if _delivery(given) is DeliveryGuarantee.AT_LEAST_ONCE:
         raise ConfigError(
             "txnAppId cannot be combined with deliveryGuarantee at-least-once",
             option="txnAppId",
-            do="remove one of them",
+            hint="remove one of them",
         )
     return Transaction(name, int(number))
 
@@ -600,6 +604,6 @@ def _token(given: Mapping[str, str]) -> Hlc | None:
     token = None if text is None else hlc.parse(text)
     if text is not None and token is None:
         raise ConfigError(
-            f"fencingToken {text!r} is not a version", option="fencingToken", do=WRITE_OPTIONS["fencingToken"]
+            f"fencingToken {text!r} is not a version", option="fencingToken", hint=WRITE_OPTIONS["fencingToken"]
         )
     return token

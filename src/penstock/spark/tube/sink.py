@@ -99,7 +99,7 @@ class TubeStreamWriter(DataSourceStreamArrowWriter):
                 "txnAppId and txnVersion are for batch writes",
                 option="txnAppId",
                 why="a stream is identified by its query id and batch numbers",
-                do="remove them",
+                hint="remove them",
             )
         self._options = options
         self._job = uuid.uuid4().hex
@@ -167,7 +167,7 @@ def _records(
             raise ConfigError(
                 f"the tubemq sink got a row without a {'value' if value is None else 'topic'}",
                 option="value" if value is None else "topic",
-                do="filter such rows, or set the option topic" if wanted is None else "filter such rows",
+                hint="filter such rows, or set the option topic" if wanted is None else "filter such rows",
             )
         kept = headers if options.include_headers else None
         named = [(header["key"], sink_rows.as_bytes(header["value"] or b"")) for header in kept or ()]

@@ -89,7 +89,7 @@ async def _stages(options: SinkOptions, stager: Stager, topic: str) -> bool:
             f"tube: topic {topic!r} cannot be written with deliveryGuarantee exactly-once",
             code=400,
             why="a broker of the topic does not support staged rows: it is Apache's, or an older penstock",
-            do="use penstock's brokers, or remove the option and drop duplicates by the record's id when reading",
+            hint="use penstock's brokers, or remove the option and drop duplicates by the record's id when reading",
         )
     return able
 

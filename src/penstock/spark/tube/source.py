@@ -138,7 +138,7 @@ def selected(
         raise DataLossError(
             f"topic {gone[0]!r}, which matched subscribePattern, no longer exists",
             why="it was deleted with unread records",
-            do="set failOnDataLoss=false to continue with the other topics",
+            hint="set failOnDataLoss=false to continue with the other topics",
         )
     still = [partition for partition in required if partition.topic in matching]
     return tube.partitions(matching, required=still, max_age_s=max_age_s, announced=False)
@@ -380,7 +380,7 @@ class TubeDataSource(DataSource):
                 f"the tubemq source cannot read into the schema {schema.simpleString()}",
                 option="schema",
                 why=f"its columns are {expected.simpleString()}",
-                do="remove .schema(...) and select columns of the data frame instead",
+                hint="remove .schema(...) and select columns of the data frame instead",
             )
         return options
 
@@ -410,7 +410,7 @@ class TubeReader(DataSourceReader):
                 raise ConfigError(
                     f"{partition}: startingOffsets {offset} is after endingOffsets {end[partition]}",
                     option="startingOffsets",
-                    do=f"start at {end[partition]} or earlier",
+                    hint=f"start at {end[partition]} or earlier",
                 )
             if self._options.fail_on_data_loss:
                 check_offset_in_range(offset, bounds[partition], partition)

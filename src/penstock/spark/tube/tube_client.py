@@ -175,7 +175,7 @@ class TubeClient:
                     raise ConfigError(
                         f"topic {topic!r} does not exist at tube master {self._masters}",
                         option="subscribe",
-                        do=f"create it (penstock tube topic create {topic}), or correct the name",
+                        hint=f"create it (penstock tube topic create {topic}), or correct the name",
                     )
                 found.extend(partitions)
             missing = sorted(set(required) - set(found))
@@ -184,7 +184,7 @@ class TubeClient:
                     f"{', '.join(map(str, missing[:5]))}: unknown to tube master {self._masters}",
                     applied=False,
                     why="the broker is down or has not registered again, or partitions of the topic were removed",
-                    do="start the broker, or select existing partitions with subscribe or assign",
+                    hint="start the broker, or select existing partitions with subscribe or assign",
                 )
             return sorted(found)
 
@@ -233,7 +233,7 @@ class TubeClient:
                 raise ConfigError(
                     f"{partition}: no message was written at {time_ms} ms or later",
                     option="startingTimestamp",
-                    do="choose an earlier time, or set startingOffsetsByTimestampStrategy=latest",
+                    hint="choose an earlier time, or set startingOffsetsByTimestampStrategy=latest",
                 )
             offsets[partition] = min(found, bounds[partition].end)
         return offsets
@@ -344,7 +344,7 @@ class TubeClient:
                 f"{partition}: tube master {self._masters} does not list broker {partition.broker_id} for it",
                 applied=False,
                 why="the broker is down or has not registered again",
-                do=f"start broker {partition.broker_id}",
+                hint=f"start broker {partition.broker_id}",
             )
         host_port = address[:2]
         reader = self._readers.get(host_port)
@@ -493,14 +493,14 @@ class ServerAccess:
                     f"broker {broker_id} does not support exact ranges, and {error.what}",
                     applied=False,
                     why="Apache's brokers report removed records through their HTTP administration only",
-                    do="set tubemq.http to HOST:PORT of the master's administration (webPort in its master.ini)",
+                    hint="set tubemq.http to HOST:PORT of the master's administration (webPort in its master.ini)",
                 ) from error
         http = self._webs.get(broker_id)
         if http is None:
             raise RefusedError(
                 f"the administration at {self._options.administration} does not list broker {broker_id} or its HTTP "
                 "port",
-                do="set tubemq.http to the administration of the masters in tubemq.master",
+                hint="set tubemq.http to the administration of the masters in tubemq.master",
             )
         return http
 
@@ -523,7 +523,7 @@ class _Retries:
                 f"{error.what} (tried for {self._timeout_s:g} s)",
                 applied=error.applied,
                 why=error.why,
-                do=error.do or "start TubeMQ, check tubemq.master, or raise tubemq.timeoutMs",
+                hint=error.hint or "start TubeMQ, check tubemq.master, or raise tubemq.timeoutMs",
             ) from error
         self._sleep(pause_s)
 
@@ -601,7 +601,7 @@ def _uncountable(piece: Slice, offset: int) -> DataLossError:
     return DataLossError(
         f"{piece.partition}: the messages between offset {offset} and {piece.end} cannot be counted",
         why="the log ends before the first of these offsets: the broker lost its newest messages",
-        do="check the broker's data directory; set failOnDataLoss=false to continue",
+        hint="check the broker's data directory; set failOnDataLoss=false to continue",
     )
 
 
@@ -653,10 +653,10 @@ def _type_of(payload: bytes) -> bytes | None:
 
 
 @contextmanager
-def explain_missing_topic(then: str, *, why: str, do: str, option: str = "tubemq.topic") -> Iterator[None]:
+def explain_missing_topic(then: str, *, why: str, hint: str, option: str = "tubemq.topic") -> Iterator[None]:
     """Add context to the error about a topic that does not exist.
 
-    ``then`` is the consequence, ``why`` the cause, ``do`` the remedy, and ``option`` the option with the topic.
+    ``then`` is the consequence, ``why`` the cause, ``hint`` the remedy, and ``option`` the option with the topic.
 
     Raises:
         ConfigError: the error raised in the block, with this context if it is about a missing topic.
@@ -666,4 +666,4 @@ def explain_missing_topic(then: str, *, why: str, do: str, option: str = "tubemq
     except ConfigError as error:
         if "does not exist" not in error.what:
             raise
-        raise ConfigError(f"{error.what}: {then}", option=option, why=why, do=do) from error
+        raise ConfigError(f"{error.what}: {then}", option=option, why=why, hint=hint) from error

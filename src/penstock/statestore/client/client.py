@@ -199,7 +199,7 @@ class StateStoreClient:
             if error.needs_grant:
                 # All at once, with a placeholder for the name of the client, which may be random.
                 error.what = error.what.replace(f"/{mqtt.client_id.encode().hex().upper()}/", "/{clientIdHex}/")
-                error.do = _GRANTS
+                error.hint = _GRANTS
             raise
         except BaseException:
             await self._close()
@@ -299,7 +299,7 @@ class StateStoreClient:
             if fencing_token is None:
                 raise LocalProtocolError(
                     f"state store: SET {as_text(args[1])}: a fence prefix needs a fencing token",
-                    do="pass the token of the lock: fencing_token=lease.token",
+                    hint="pass the token of the lock: fencing_token=lease.token",
                 )
             extra = {**extra, "__fencePrefix": as_bytes(fence_prefix, "fence_prefix").decode("utf-8")}
         reply, version = await self._request(args, fencing_token, timeout_s=timeout_s, extra=extra, resend=resend)
@@ -375,7 +375,7 @@ class StateStoreClient:
         version."""
         names = [as_key(key) for key in keys]
         if not names:
-            raise LocalProtocolError(f"state store: {verb.decode()} without a key", do="pass at least one key")
+            raise LocalProtocolError(f"state store: {verb.decode()} without a key", hint="pass at least one key")
         payload, version = await self._requests.call([verb, *names], timeout_s=timeout_s)
         found = decode_values(payload)
         if len(found) != each * len(names):
@@ -425,12 +425,12 @@ class StateStoreClient:
         """
         wanted = as_bytes(pattern, "pattern")
         if not wanted:
-            raise LocalProtocolError("state store: SCAN with an empty pattern", do="use '*' for all keys")
+            raise LocalProtocolError("state store: SCAN with an empty pattern", hint="use '*' for all keys")
         args = [b"SCAN", wanted]
         if count is not None:
             if not 1 <= count <= MAX_SCAN_KEYS:
                 raise LocalProtocolError(
-                    f"state store: scan_page with count={count}", do=f"use a number from 1 to {MAX_SCAN_KEYS}"
+                    f"state store: scan_page with count={count}", hint=f"use a number from 1 to {MAX_SCAN_KEYS}"
                 )
             args += [token or b"", b"COUNT", b"%d" % count]
         elif token is not None:

@@ -56,7 +56,7 @@ class Lease:
         self, client: StateStoreClient, name: bytes | str, *, holder: bytes | str, ttl_ms: int = 10_000
     ) -> None:
         if ttl_ms < 1:
-            raise LocalProtocolError(f"lock {as_text(as_bytes(name))}: ttl_ms is {ttl_ms}", do="give at least 1")
+            raise LocalProtocolError(f"lock {as_text(as_bytes(name))}: ttl_ms is {ttl_ms}", hint="give at least 1")
         if not name:
             raise LocalProtocolError("lock: its name is empty", why="it is a key, and keys have at least one byte")
         self.name = as_bytes(name, "name")
@@ -154,7 +154,7 @@ class Lease:
             f"lock {as_text(self.name)} was lost while it was in use",
             name=self.name,
             why=self.lost_why,
-            do="repeat the work with the current values of the store",
+            hint="repeat the work with the current values of the store",
         )
 
     async def edit(
@@ -220,7 +220,7 @@ class Lease:
         if self._token is not None:
             raise LocalProtocolError(
                 f"lock {as_text(self.name)} is already held by this lease, as {as_text(self.holder)}",
-                do="release it first, or create a Lease for each holder",
+                hint="release it first, or create a Lease for each holder",
             )
 
     def _hold(self, acquired: tuple[Hlc, float]) -> Hlc:
@@ -242,7 +242,7 @@ class Lease:
             except UnavailableError as error:
                 failure = _describe(error)  # the time limit passed before the first request was sent
         if failure:
-            return UnavailableError(what, applied=False, why=failure, do="try again when the store is reachable")
+            return UnavailableError(what, applied=False, why=failure, hint="try again when the store is reachable")
         left = ""
         with contextlib.suppress(PenstockError):
             # Needs an extension of the store.
@@ -256,7 +256,7 @@ class Lease:
             name=self.name,
             holder=None if entry is None else entry.value,
             why=why,
-            do="wait longer: the lock of a dead holder expires, a live holder renews it until it releases it",
+            hint="wait longer: the lock of a dead holder expires, a live holder renews it until it releases it",
         )
 
     async def _try(self, timeout_s: float | None = None) -> tuple[Hlc, float] | None:

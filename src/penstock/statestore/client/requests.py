@@ -53,7 +53,7 @@ def checked_timeout(timeout_s: float) -> float:
     if isinstance(given, bool) or not isinstance(given, Real) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise LocalProtocolError(
             f"state store: timeout_s is {timeout_s!r:.60}",
-            do="give a number of seconds above 0, or omit it for the default of the client",
+            hint="give a number of seconds above 0, or omit it for the default of the client",
         )
     return timeout_s
 
@@ -169,7 +169,7 @@ class RequestSender:
         if token is not None and not isinstance(token, Hlc):
             raise LocalProtocolError(
                 f"state store: fencing_token is {token!r:.60}, expected a version",
-                do="pass lease.token, or parse a text: penstock.statestore.hlc.parse(text)",
+                hint="pass lease.token, or parse a text: penstock.statestore.hlc.parse(text)",
             )
         named = named or (args[0].decode(), args[1])
         timeout_s = self.timeout_s if timeout_s is None else checked_timeout(timeout_s)
@@ -209,7 +209,7 @@ class RequestSender:
                 f"state store: whether {named[0]} {as_text(named[1])} was executed is unknown",
                 applied=None,
                 why=_LOST_SESSION,
-                do=_READ_FIRST,
+                hint=_READ_FIRST,
             ) from error
         except LocalProtocolError as error:
             raise _not_sent(named, error) from None
@@ -224,22 +224,24 @@ class RequestSender:
     ) -> UnavailableError:
         kind = UnavailableError
         if not self._mqtt.connected:
-            why, do = "not connected to the broker", "repeat the request when the broker is reachable"
+            why, hint = "not connected to the broker", "repeat the request when the broker is reachable"
         elif code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
             why = "the broker has no subscriber for state store requests"
-            do = "use a broker with a state store (penstock up), or attach one: penstock statestore attach --broker URL"
+            hint = (
+                "use a broker with a state store (penstock up), or attach one: penstock statestore attach --broker URL"
+            )
             # Not at once: a state store inside the broker need not be a subscriber.
             kind = UnavailableError if self._answered else NoStateStoreError
         elif lost:
-            why, do = _LOST_SESSION, _READ_FIRST
+            why, hint = _LOST_SESSION, _READ_FIRST
         else:
             why = "no state store at this broker, or it is overloaded, or its disk is full or slow: see its /readyz"
-            do = _READ_FIRST
+            hint = _READ_FIRST
         return kind(
             f"state store: no answer to {named[0]} {as_text(named[1])} within {timeout_s:.3g} s",
             applied=None,
             why=why,
-            do=do,
+            hint=hint,
         )
 
     def _answer(
@@ -253,7 +255,7 @@ class RequestSender:
                 f"state store: no answer to {command} {as_text(key)} in time",
                 applied=None,
                 why=properties.user_property("__stMsg"),
-                do=_READ_FIRST,
+                hint=_READ_FIRST,
             )
         if status != "200":
             text, field = properties.user_property("__stMsg"), properties.user_property("__propName")
@@ -298,5 +300,5 @@ def _not_sent(named: tuple[str, bytes], error: LocalProtocolError) -> LocalProto
     return LocalProtocolError(
         f"state store: {large} is too large",
         why=error.why.replace("it has", "the message has", 1),
-        do="split it, or raise mqtt.limits.max_packet_size of the broker",
+        hint="split it, or raise mqtt.limits.max_packet_size of the broker",
     )

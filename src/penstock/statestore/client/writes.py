@@ -65,7 +65,7 @@ def as_bytes(text: bytes | str, argument: str = "value") -> bytes:
     if not isinstance(given, str):
         raise LocalProtocolError(
             f"state store: {argument} is {given!r:.60}, expected bytes or str, not {type(given).__name__}",
-            do=f"encode the {argument}, for example with str() or json.dumps()",
+            hint=f"encode the {argument}, for example with str() or json.dumps()",
         )
     return given.encode("utf-8", "surrogateescape")
 
@@ -108,7 +108,7 @@ class Write(NamedTuple):
             if condition is not Condition.NEX:
                 raise LocalProtocolError(
                     f"state store: SET {as_text(words[1])}: an expected value without the condition NEX",
-                    do="pass condition=Condition.NEX",
+                    hint="pass condition=Condition.NEX",
                 )
             words.append(as_bytes(expected))
         if ttl_ms is not None:
@@ -116,7 +116,7 @@ class Write(NamedTuple):
             if not isinstance(whole, int) or not 1 <= whole <= MAX_TTL_MS:
                 raise LocalProtocolError(
                     f"state store: SET {as_text(words[1])}: ttl_ms is {ttl_ms!r}",
-                    do=f"use a whole number from 1 to {MAX_TTL_MS} (1,000 years), or omit ttl_ms for a key that does "
+                    hint=f"use a whole number from 1 to {MAX_TTL_MS} (1,000 years), or omit ttl_ms for a key that does "
                     "not expire",
                 )
             words += (b"PX", b"%d" % ttl_ms)

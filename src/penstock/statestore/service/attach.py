@@ -348,7 +348,7 @@ class Attachment(Outlet):
                     why="a second state store was attached with the same client identifier"
                     if taken_over
                     else f"the broker closed {self._short} connections right after they were opened",
-                    do="attach only one store to a broker; give other clients other client identifiers",
+                    hint="attach only one store to a broker; give other clients other client identifiers",
                 )
             )
         elif not error.retriable:
@@ -381,7 +381,7 @@ class Attachment(Outlet):
         raise ConfigError(
             "state store: this broker has a state store already",
             why="a request was answered before this store subscribed; two stores would answer every request twice",
-            do="use that state store, or stop it first",
+            hint="use that state store, or stop it first",
         )
 
 

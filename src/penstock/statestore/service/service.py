@@ -280,7 +280,7 @@ class StateStoreService(Service):
             f"statestore: the newest version ({newest}) is {lead_ms // 1000} s ahead of the clock ({now})",
             why="clients reject answers and the store rejects fencing tokens that are more than "
             f"{MAX_DRIFT_MS // 1000} s ahead",
-            do=f"if the clock is wrong, set it; if it is right, wait {wait_s} s, or stop the node and run"
+            hint=f"if the clock is wrong, set it; if it is right, wait {wait_s} s, or stop the node and run"
             " `penstock statestore repair`",
         )
 

@@ -289,7 +289,7 @@ class Storage:
                     f"state store {self.path}: prefix fence {digest.hex()} is damaged",
                     path=str(self.path),
                     why="without it, a fenced writer could write again",
-                    do="restore the directory from a backup",
+                    hint="restore the directory from a backup",
                 )
             fences.append((record.key, record.version))
         clock = decode_clock(transaction.get(b"clock", db=self._tables["meta"]))

@@ -94,7 +94,7 @@ def newest_message(topics: Topics, topic: str, partition: int) -> tuple[bytes, i
         raise StorageError(
             f"tube: the last message of topic {topic!r}, partition {partition}, cannot be read",
             path=str(store.directory),
-            do="run penstock tube broker fsck on the data directory",
+            hint="run penstock tube broker fsck on the data directory",
         )
     (message,) = pb.GetMessageResponseB2C.FromString(found.messages[0]).messages
     return message.payLoadData, message.flag
@@ -234,7 +234,7 @@ class Maintenance:
         transactions.staging.tick(now_ms)
         for late in self.undecided.check(transactions.staging.queries.values(), now_ms):
             about = late._asdict() | {"broker_id": self._broker_id, "participants": ",".join(late.participants)}
-            _log.warning("tube transaction undecided", extra={"fields": {**about, "do": UNDECIDED}})
+            _log.warning("tube transaction undecided", extra={"fields": {**about, "hint": UNDECIDED}})
         return transactions.dirty or self._storage.staging_files.dirty
 
     def staged_stats(self) -> dict[str, int]:

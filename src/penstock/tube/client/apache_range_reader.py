@@ -203,7 +203,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
             f"tube: broker {self._peer} does not support offsets by time ({topic!r} partition {partition}, {time_ms})",
             peer=self._peer,
             why="it is not a penstock broker; Apache's brokers store no append times",
-            do="start at earliest, latest or an offset",
+            hint="start at earliest, latest or an offset",
         )
 
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:  # noqa: ARG002
@@ -266,7 +266,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
                 f"tube: {ref}: data of the range from offset {start} is no longer stored: it begins at byte "
                 f"{data_start} of the store or later, and the oldest stored byte is {stored.oldest_data}",
                 why="retention removed the data but not its index, and the broker omits such messages silently",
-                do="increase the topic's retention, or start from the earliest offset and accept the gap",
+                hint="increase the topic's retention, or start from the earliest offset and accept the gap",
             )
 
     def _batch(self, fetched: FetchedMessages, ref: PartitionRef) -> MessageBatch | None:

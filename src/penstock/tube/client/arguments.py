@@ -58,7 +58,7 @@ def parse_masters(text: str | Sequence[Address]) -> list[Address]:
         raise ConfigError(
             f"tube: masters: got {text!r}, expected addresses",
             option="masters",
-            do="write '127.0.0.1:8715', or [('127.0.0.1', 8715)]",
+            hint="write '127.0.0.1:8715', or [('127.0.0.1', 8715)]",
         )
     found = []
     for item in filter(None, (piece.strip() for piece in text.split(","))):
@@ -71,11 +71,13 @@ def parse_masters(text: str | Sequence[Address]) -> list[Address]:
                 f"tube: master {item!r} is not an address",
                 option="masters",
                 why=str(error),
-                do="write HOST:PORT; the port of a TubeMQ master is 8715 by default, 8716 with TLS",
+                hint="write HOST:PORT; the port of a TubeMQ master is 8715 by default, 8716 with TLS",
             ) from None
         found.append((address.host, address.port))
     if not found:
-        raise ConfigError("tube: no address of a master", option="masters", do="write HOST:PORT, as in 127.0.0.1:8715")
+        raise ConfigError(
+            "tube: no address of a master", option="masters", hint="write HOST:PORT, as in 127.0.0.1:8715"
+        )
     return found
 
 
@@ -129,15 +131,15 @@ def check_seconds(**given: object) -> None:
     """Raise ConfigError unless all are times in seconds above 0."""
     for option, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
-            raise ConfigError(f"tube: {option}: got {value!r}", option=option, do="set a number of seconds above 0")
+            raise ConfigError(f"tube: {option}: got {value!r}", option=option, hint="set a number of seconds above 0")
 
 
 def check_whole(least: int, most: int, **given: object) -> None:
     """Raise ConfigError unless all are whole numbers from ``least`` to ``most``."""
     for option, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
-            do = f"set a whole number from {least:,} to {most:,}"
-            raise ConfigError(f"tube: {option}: got {value!r}", option=option, do=do)
+            hint = f"set a whole number from {least:,} to {most:,}"
+            raise ConfigError(f"tube: {option}: got {value!r}", option=option, hint=hint)
 
 
 def check_login(username: object, password: object, tls: object) -> None:
@@ -146,15 +148,15 @@ def check_login(username: object, password: object, tls: object) -> None:
         raise ConfigError(
             "tube: only one of username and password is set",
             option="username",
-            do="set both, or neither if the cluster has no users",
+            hint="set both, or neither if the cluster has no users",
         )
     if not isinstance(username, str | None) or not isinstance(password, str | None):
-        raise ConfigError("tube: username or password is not text", option="username", do="set both to a str")
+        raise ConfigError("tube: username or password is not text", option="username", hint="set both to a str")
     if tls is not None and not isinstance(tls, ssl.SSLContext):
         raise ConfigError(
             f"tube: tls: got {tls!r}, expected an ssl.SSLContext",
             option="tls",
-            do="create one: ssl.create_default_context(cafile='ca.pem')",
+            hint="create one: ssl.create_default_context(cafile='ca.pem')",
         )
 
 
@@ -162,7 +164,7 @@ def check_topic(topic: object) -> None:
     """Raise LocalProtocolError unless ``topic`` is a valid topic name."""
     if not valid_topic(topic):
         raise LocalProtocolError(
-            f"tube: {topic!r} is not a valid topic name", why=f"a topic name is {TOPIC_RULE}", do="correct the name"
+            f"tube: {topic!r} is not a valid topic name", why=f"a topic name is {TOPIC_RULE}", hint="correct the name"
         )
 
 
@@ -171,7 +173,7 @@ def empty_record() -> LocalProtocolError:
     return LocalProtocolError(
         "tube: an empty record cannot be stored",
         why="it has no value, key, headers or other attributes",
-        do="set a value",
+        hint="set a value",
     )
 
 
@@ -180,7 +182,7 @@ def too_large(topic: str, size: int, most: int) -> LocalProtocolError:
     return LocalProtocolError(
         f"tube: a value of {size} bytes is too large for topic {topic!r}",
         why=f"its limit is {most} bytes",
-        do=f"send smaller values, or raise the limit: penstock tube topic alter {topic} --max-message-size SIZE",
+        hint=f"send smaller values, or raise the limit: penstock tube topic alter {topic} --max-message-size SIZE",
     )
 
 
@@ -196,5 +198,5 @@ def check_offsets(option: str, offsets: Iterable[object]) -> None:
             raise ConfigError(
                 f"tube: {option}: {value!r} is not an index offset",
                 option=option,
-                do=f"set a multiple of {INDEX_RECORD_BYTES}, such as a message's offset or a value of Consumer.offsets",
+                hint=f"set a multiple of {INDEX_RECORD_BYTES}, such as the offset of a message or of Consumer.offsets",
             )

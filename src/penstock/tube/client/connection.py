@@ -80,12 +80,12 @@ class ClientConnection(asyncio.Protocol):
                 loop = asyncio.get_running_loop()
                 _, connection = await loop.create_connection(lambda: cls(address), *address, ssl=tls)
         except (OSError, TimeoutError) as error:
-            why, do = connection_failure(error, address[0], tls=tls is not None, certificate=certificate_file(tls))
+            why, hint = connection_failure(error, address[0], tls=tls is not None, certificate=certificate_file(tls))
             raise UnavailableError(
                 f"tube: no connection to {address[0]}:{address[1]}",
                 applied=False,
                 why=why,
-                do=do or "check that the server runs and listens there",
+                hint=hint or "check that the server runs and listens there",
             ) from None
         return connection
 
@@ -187,10 +187,10 @@ class ClientConnection(asyncio.Protocol):
             self._ended.set_result(None)
 
     def _lost(self, *, applied: bool | None) -> UnavailableError:
-        why, do = tls_alert_failure(self._error, certificate_file(self._tls)) or (
+        why, hint = tls_alert_failure(self._error, certificate_file(self._tls)) or (
             no_response(tls=self._tls is not None) if not self._session.has_received else (None, None)
         )
-        return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied, why=why, do=do)
+        return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied, why=why, hint=hint)
 
     def _flush(self) -> None:
         if self._out and self._transport is not None and not self._transport.is_closing():
@@ -391,8 +391,8 @@ class BlockingConnection:
             except OSError as error:
                 raise self._broken(error) from None
             if not count:
-                why, do = no_response(tls=self._tls is not None) if not session.has_received else (None, None)
-                raise UnavailableError(f"tube: {self.peer} closed the connection", why=why, do=do)
+                why, hint = no_response(tls=self._tls is not None) if not session.has_received else (None, None)
+                raise UnavailableError(f"tube: {self.peer} closed the connection", why=why, hint=hint)
             for answered, outcome in session.buffer_filled(count):
                 answered.outcome = outcome
             if session.error is not None:
@@ -409,22 +409,22 @@ class BlockingConnection:
         try:
             connection = socket.create_connection(self._address, timeout_s)
         except OSError as error:
-            why, do = connection_failure(error, host, tls=False)
-            raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=why, do=do) from None
+            why, hint = connection_failure(error, host, tls=False)
+            raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=why, hint=hint) from None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is not None:
             try:
                 connection = self._tls.wrap_socket(connection, server_hostname=host)
             except OSError as error:
                 connection.close()
-                why, do = connection_failure(error, host, tls=True, certificate=certificate_file(self._tls))
+                why, hint = connection_failure(error, host, tls=True, certificate=certificate_file(self._tls))
                 raise UnavailableError(
-                    f"tube: no TLS connection to {self.peer}", applied=False, why=why, do=do
+                    f"tube: no TLS connection to {self.peer}", applied=False, why=why, hint=hint
                 ) from None
         self._session = RequestSession(self.peer)
         self._socket = connection
         return connection
 
     def _broken(self, error: OSError) -> UnavailableError:
-        why, do = tls_alert_failure(error, certificate_file(self._tls)) or (str(error), None)
-        return UnavailableError(f"tube: the connection to {self.peer} broke", why=why, do=do)
+        why, hint = tls_alert_failure(error, certificate_file(self._tls)) or (str(error), None)
+        return UnavailableError(f"tube: the connection to {self.peer} broke", why=why, hint=hint)

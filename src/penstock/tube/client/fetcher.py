@@ -434,7 +434,7 @@ class Fetcher:
             raise RefusedError(
                 f"tube: broker {partition.broker.address} does not support offsets by time",
                 why="it is not a penstock broker, or an older version",
-                do="use Apache's administration: broker.htm?method=admin_set_offset_by_time",
+                hint="use Apache's administration: broker.htm?method=admin_set_offset_by_time",
             )
         return found.timeOffset
 

@@ -188,17 +188,17 @@ class ProducerSession:
         why = self._routes.unavailable.get(topic)
         create, alter = f"penstock tube topic create {topic}", f"penstock tube topic alter {topic} --publish"
         if why == NO_SUCH_TOPIC:
-            do = f"create it ({create}), or correct the name (penstock tube topic list)"
-            return RefusedError(f"tube: topic {topic!r} does not exist", code=444, why=why, do=do)
+            hint = f"create it ({create}), or correct the name (penstock tube topic list)"
+            return RefusedError(f"tube: topic {topic!r} does not exist", code=444, why=why, hint=hint)
         if why == CLOSED_FOR_PRODUCERS:
-            do = f"enable publishing to it: {alter}"
+            hint = f"enable publishing to it: {alter}"
         elif why is not None:
-            do = "check that its brokers run and are registered: penstock tube broker list"
+            hint = "check that its brokers run and are registered: penstock tube broker list"
         else:  # Apache's master gives no reason
             why = f"the master announced no broker for it within {self._topic_timeout_s:g} s"
-            do = f"create the topic ({create}), enable publishing to it ({alter}), or check that its brokers run "
-            do += "(penstock tube broker list)"
-        return RefusedError(f"tube: topic {topic!r} has no partition", code=444, why=why, do=do)
+            hint = f"create the topic ({create}), enable publishing to it ({alter}), or check that its brokers run "
+            hint += "(penstock tube broker list)"
+        return RefusedError(f"tube: topic {topic!r} has no partition", code=444, why=why, hint=hint)
 
     async def _register(self) -> None:
         answer = await self._master.call(
@@ -399,4 +399,4 @@ class MemberSession:
 
 def _check_accepted(code: int, text: str, what: str) -> None:
     if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: {what}: {text}", code=code, text=text, do=remedy(code, text))
+        raise RefusedError(f"tube: {what}: {text}", code=code, text=text, hint=remedy(code, text))

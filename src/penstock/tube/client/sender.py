@@ -93,7 +93,7 @@ class PendingRecord:
             raise LocalProtocolError(f"tube: a key is bytes or str, not {type(key).__name__}")
         if partition is not None and not isinstance(partition, int | Partition):
             raise LocalProtocolError(
-                f"tube: a partition is a number or one of partitions(topic), not {partition!r}", do="write 0, not '0'"
+                f"tube: a partition is a number or one of partitions(topic), not {partition!r}", hint="write 0, not '0'"
             )
         if not self.data:
             raise empty_record()
@@ -379,7 +379,7 @@ class Sender:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer=connection.peer,
-                do=remedy(answer.errCode, answer.errMsg),
+                hint=remedy(answer.errCode, answer.errMsg),
             )
             error.retriable = retry
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
@@ -583,7 +583,7 @@ class Sender:
             f"tube: broker {queue.target.broker.address} does not know idempotent producers",
             code=ErrCode.BAD_REQUEST,
             why="it is not a penstock broker; Apache's brokers store a message as often as it is sent",
-            do="produce with idempotent=False, and detect copies by the record's id",
+            hint="produce with idempotent=False, and detect copies by the record's id",
         )
         for message in queue.remove_waiting(lambda _: True):
             self._finish(message, error)
@@ -725,15 +725,15 @@ def _overflowed(message: PendingRecord) -> bool:
 
 def _order_error(target: Partition, error: PenstockError | None) -> PenstockError:
     """Return the error of a record that is not retried because later records are stored; ``error``: its last error."""
-    do = "send it again if the order does not matter, set reorder=True to do so always, or reduce max_in_flight"
+    hint = "send it again if the order does not matter, set reorder=True to do so always, or reduce max_in_flight"
     if isinstance(error, RefusedError):
         why = "later messages of the partition are stored: sending it again would change their order"
-        refused = RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, why=why, do=do)
+        refused = RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, why=why, hint=hint)
         refused.retriable = error.retriable
         return refused
     return UnavailableError(
         f"tube: a message for {target.key} was not stored, later ones were",
         applied=None,
         why="sending it again would change the order of the partition",
-        do=do,
+        hint=hint,
     )

@@ -112,7 +112,7 @@ def _ask(
             f"{option}: got {address!r}",
             option=option,
             why=str(error),
-            do=f"write the HTTP address of a {server}: HOST:PORT, or https://HOST:PORT",
+            hint=f"write the HTTP address of a {server}: HOST:PORT, or https://HOST:PORT",
         ) from error
     # Not urllib, which would send the token to a proxy set in the environment.
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -137,7 +137,7 @@ def _ask(
             address,
             option,
             failure.why,
-            do=failure.do if isinstance(error, ssl.SSLError) else None,
+            hint=failure.hint if isinstance(error, ssl.SSLError) else None,
             # After any other failure the server may have executed the request.
             applied=False if isinstance(error, ConnectionRefusedError) else None,
         ) from error
@@ -163,30 +163,30 @@ def _ask(
 
 
 def _not_administration(
-    server: str, address: str, option: str, why: str | None, *, do: str | None = None, applied: bool | None = None
+    server: str, address: str, option: str, why: str | None, *, hint: str | None = None, applied: bool | None = None
 ) -> UnavailableError:
     return UnavailableError(
         f"the administration of a TubeMQ {server} is not reachable at {address}",
         applied=applied,
         why=why,
-        do=do or f"start a node (penstock up), or set the HTTP address of the {server}: {option} HOST:PORT",
+        hint=hint or f"start a node (penstock up), or set the HTTP address of the {server}: {option} HOST:PORT",
     )
 
 
 def _refusal(server: str, address: str, option: str, code: int, text: str) -> RefusedError:
     """Return the server's refusal as an error, without the names of HTTP methods, which users of the commands do not
     see."""
-    what, do = f"the {server} refused the request: {text.removeprefix('tube: ')}", None
+    what, hint = f"the {server} refused the request: {text.removeprefix('tube: ')}", None
     if code == _WRONG_CREDENTIALS:
-        do = _DO_LOG_IN
+        hint = _DO_LOG_IN
     if text.endswith(_UNAUTHORIZED):  # Apache's text has a prefix
-        what, do = (
+        what, hint = (
             f"the {server} refused the request: no valid administration token, and no user with this permission",
             _DO_AUTHORIZE,
         )
     elif text.startswith("Unsupported method"):
-        what, do = (
+        what, hint = (
             f"the server at {address} is not the administration of a TubeMQ {server}, or is an older version",
             f"set the HTTP address of a {server}: {option} HOST:PORT",
         )
-    return RefusedError(what, code=code, text=text, peer=address, do=do)
+    return RefusedError(what, code=code, text=text, peer=address, hint=hint)

@@ -230,7 +230,7 @@ def payload_of(response: Response, method: int, peer: str) -> bytes:
                 text=text,
                 peer=peer,
                 why=text or kind_of(response.exception),
-                do="set the address of a TubeMQ master: its default port is 8715 (8716 with TLS)",
+                hint="set the address of a TubeMQ master: its default port is 8715 (8716 with TLS)",
             )
         what = f"tube: {peer} failed on {METHODS[method].name}"
         raise RefusedError(what, text=text, peer=peer, why=text or kind_of(response.exception))

@@ -43,14 +43,14 @@ def read_token(path: Path) -> str:
         raise StorageError(
             f"tube: the administration token in {path} is blank",
             path=str(path),
-            do="remove the file: the next start creates a new one",
+            hint="remove the file: the next start creates a new one",
         )
     if token in KNOWN_TOKENS:
         raise StorageError(
             f"tube: the administration token in {path} is one of TubeMQ's samples",
             path=str(path),
             why="it is public",
-            do="remove the file: the next start creates a new one",
+            hint="remove the file: the next start creates a new one",
         )
     return token
 
@@ -60,5 +60,5 @@ def _unusable(path: Path, error: OSError | UnicodeDecodeError) -> StorageError:
         f"tube: the administration token file {str(path)!r} cannot be used",
         path=str(path),
         why=error.strerror if isinstance(error, OSError) else str(error),
-        do="set a file that this user can read, with the token in its first line",
+        hint="set a file that this user can read, with the token in its first line",
     )

@@ -198,7 +198,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
             raise UnavailableError(
                 f"tube: no broker serves topic {name!r} after {timeout_s:g} s",
                 why="brokers get new topics with their heartbeats to the master, and none has reported it",
-                do="check that a broker is registered, then try again",
+                hint="check that a broker is registered, then try again",
             )
 
     async def wait_taken_up(self, names: Iterable[str]) -> bool:

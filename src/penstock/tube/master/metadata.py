@@ -132,7 +132,7 @@ class SettingStore:
                 f"tube: a topic or setting in {self.path} is damaged",
                 path=str(self.path),
                 why="its checksum is wrong",
-                do="restore the directory from a copy",
+                hint="restore the directory from a copy",
             )
         row = json.loads(body)
         if row["schema"] != _VALUE_SCHEMA:
@@ -140,7 +140,7 @@ class SettingStore:
                 f"tube: {self.path} was written with schema {row['schema']}, this version reads {_VALUE_SCHEMA}",
                 path=str(self.path),
                 why="another version of penstock wrote it",
-                do="start that version, or restore the directory from a copy",
+                hint="start that version, or restore the directory from a copy",
             )
         kind: Any = _KINDS.get(row.get("kind", ""), TopicSetting)
         if "kind" in row and row["kind"] not in _KINDS:
@@ -148,7 +148,7 @@ class SettingStore:
                 f"tube: {self.path} holds a {row['kind']}, unknown to this version",
                 path=str(self.path),
                 why="a newer version of penstock wrote it",
-                do="start that version, or restore the directory from a copy",
+                hint="start that version, or restore the directory from a copy",
             )
         # JSON has lists for tuples, and settings are compared by value.
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items() if name in kind._fields}

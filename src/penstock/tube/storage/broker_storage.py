@@ -116,7 +116,7 @@ class BrokerStorage:
                     f"tube: {directory} has lost its directory meta",
                     path=str(directory / "meta"),
                     why="it contains messages, but the offsets of the consumer groups are lost",
-                    do="restore the whole directory from one copy; or, to continue with the messages alone: "
+                    hint="restore the whole directory from one copy; or, to continue with the messages alone: "
                     f"penstock tube broker fsck {directory} --repair",
                 )
             self.meta = (open_meta or MetaStore)(directory / "meta")
@@ -151,7 +151,7 @@ class BrokerStorage:
         store = self.stores.get((topic, number))
         if store is None:
             if topic in self._removing:
-                raise StorageError(f"tube: topic {topic} is being removed", do="try again in a moment")
+                raise StorageError(f"tube: topic {topic} is being removed", hint="try again in a moment")
             try:
                 directory = self._log / f"{topic}-{number}"
                 store = Store(

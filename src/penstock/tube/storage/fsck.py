@@ -68,7 +68,7 @@ def check(directory: Path) -> Report:
             f"tube: {directory} is not a broker's directory",
             path=str(directory),
             why="it has neither 'log' nor 'meta'",
-            do=f"name {' or '.join(inside)}" if inside else "name the directory tube/broker-N in the data directory",
+            hint=f"name {' or '.join(inside)}" if inside else "name the directory tube/broker-N in the data directory",
         )
     lock = DirectoryLock(directory)
     report = Report()

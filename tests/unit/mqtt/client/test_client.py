@@ -33,7 +33,7 @@ async def test_a_server_with_tls_is_named() -> None:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(UnavailableError, match="does not speak MQTT without TLS") as caught:
             await MqttClient("127.0.0.1", port).connect()
-    assert caught.value.do == f"connect to mqtts://127.0.0.1:{port}"
+    assert caught.value.hint == f"connect to mqtts://127.0.0.1:{port}"
 
 
 async def test_an_http_server_is_named() -> None:
@@ -47,7 +47,7 @@ async def test_an_http_server_is_named() -> None:
         with pytest.raises(UnavailableError, match=f"127.0.0.1:{port} does not speak MQTT") as caught:
             await MqttClient("127.0.0.1", port).connect()
     assert caught.value.why == "it answered CONNECT with HTTP: 'HTTP/1.1 400 Bad Request'"
-    assert "MQTT listener" in str(caught.value.do)
+    assert "MQTT listener" in str(caught.value.hint)
 
 
 class Log(Service):

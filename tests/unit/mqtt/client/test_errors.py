@@ -18,25 +18,25 @@ SECURE = parse_broker_url("mqtts://plant")
 
 
 @pytest.mark.parametrize(
-    ("error", "why", "do"),
+    ("error", "why", "hint"),
     [
         (ConnectionRefusedError(111, "refused"), "nothing listens there", "penstock up"),
         (socket.gaierror(-2, "Name or service not known"), "'plant' is not known", "correct the address"),
     ],
 )
-def test_no_connection(error: OSError, why: str, do: str) -> None:
+def test_no_connection(error: OSError, why: str, hint: str) -> None:
     failure = errors.not_connected(SECURE, error)
     assert failure.applied is False
     assert failure.what == "mqtt: no connection to mqtts://plant:8883"
     assert why in (failure.why or "")
-    assert do in (failure.do or "")
+    assert hint in (failure.hint or "")
 
 
 def test_a_port_with_tls_is_recognised_by_its_alert() -> None:
     error = errors.tls_server(PLAIN)
     assert str(error).splitlines()[1:] == [
         "  why: it answered CONNECT with a TLS alert",
-        "  do:  connect to mqtts://plant:1883",
+        "  hint: connect to mqtts://plant:1883",
     ]
 
 
@@ -56,7 +56,7 @@ def test_connections_that_say_nothing() -> None:
 def test_a_connection_that_ends_before_the_answer_has_several_possible_reasons(url: BrokerUrl, why: str) -> None:
     error = errors.lost(url, accepted=False)
     assert (error.applied, error.why) == (False, why)
-    assert (error.do or "").startswith("try again; if it repeats, check that this port speaks MQTT 5")
+    assert (error.hint or "").startswith("try again; if it repeats, check that this port speaks MQTT 5")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_refused_connects(code: int, retriable: bool) -> None:
     error = errors.connect_refused(PLAIN, ConnAck(reason_code=code, properties=Properties(reason_string="so")))
     assert (error.code, error.text, error.why, error.retriable) == (code, "so", "so", retriable)
     moved = errors.connect_refused(PLAIN, ConnAck(reason_code=0x9D, properties=Properties(server_reference="other:1")))
-    assert "other:1" in (moved.do or "")
+    assert "other:1" in (moved.hint or "")
 
 
 def test_ended_connections() -> None:

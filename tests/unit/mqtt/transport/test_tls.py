@@ -89,4 +89,4 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
             ServerTls(wrong, protocol="mqtt")
         assert key.read_text()[40:80] not in str(caught.value)
         assert "_ssl.c" not in str(caught.value)
-        assert caught.value.do
+        assert caught.value.hint

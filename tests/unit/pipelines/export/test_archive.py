@@ -69,7 +69,7 @@ def test_secrets_are_refused(file: Path, old: str, new: str, words: str) -> None
         pipeline_files(file, pipeline)
     assert words in str(raised.value)
     assert "hunter" not in str(raised.value)
-    assert (raised.value.why, raised.value.do) != (None, None)
+    assert (raised.value.why, raised.value.hint) != (None, None)
 
 
 def test_variables_without_a_password_are_accepted(file: Path) -> None:

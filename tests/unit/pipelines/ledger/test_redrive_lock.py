@@ -56,8 +56,8 @@ def test_a_table_in_a_bucket_has_an_object_during_a_redrive(object_storage: Obje
     held = rf"process {os.getpid()} on \S+ since 2\S+ holds the lock"
     with redriving(table), pytest.raises(PenstockError, match=held) as refused, redriving(table):
         pass
-    assert refused.value.do is not None
-    assert f"if that process was killed, remove {table}/_sending/lock" in refused.value.do
+    assert refused.value.hint is not None
+    assert f"if that process was killed, remove {table}/_sending/lock" in refused.value.hint
     with redriving(table):
         pass
     lock = table / "_sending" / "lock"

@@ -91,14 +91,14 @@ def test_a_pipeline_that_fails_does_not_stop_the_others(spark: FakeSpark, monkey
 
     def broken(options: RunOptions, emit: Callable[[Event], None], _stop: threading.Event) -> None:
         started(options, emit)
-        raise PenstockError("no topic", do="create it")
+        raise PenstockError("no topic", hint="create it")
 
     def wrong(_options: RunOptions, _emit: Callable[[Event], None], _stop: threading.Event) -> None:
         raise KeyError("a defect")
 
     errors = run_all({"good": good, "broken": broken, "wrong": wrong}, monkeypatch, emit)
     assert {name: type(error) for name, error in errors.items()} == {"broken": PenstockError, "wrong": KeyError}
-    assert {"event": "failed", "pipeline": "broken", "error": "no topic\n  do:  create it"} in events
+    assert {"event": "failed", "pipeline": "broken", "error": "no topic\n  hint: create it"} in events
     assert {"event": "failed", "pipeline": "wrong", "error": "KeyError: 'a defect'"} in events
     assert {"event": "batch", "sink": "rows", "pipeline": "good"} in events
     assert (spark.pools, spark.stops) == ({"good", "broken"}, 1)

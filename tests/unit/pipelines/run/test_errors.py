@@ -17,12 +17,12 @@ THROUGH_PYTHON = """\
   File "batches.py", line 1, in __call__
 penstock.errors.UnavailableError: the state store did not answer
   why: no connection
-  do:  start the node
+  hint: start the node
 
 During handling of the above exception, another exception occurred:
 
 penstock.errors.PenstockError: the disk is full
-  do:  make room
+  hint: make room
 \tat py4j.Protocol.getReturnValue(Protocol.java:476)
 """
 COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"
@@ -45,11 +45,11 @@ Caused by: java.util.ConcurrentModificationException
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        (THROUGH_PYTHON, "PenstockError", "the disk is full\n  do:  make room"),
+        (THROUGH_PYTHON, "PenstockError", "the disk is full\n  hint: make room"),
         (
             THROUGH_PYTHON.split("During", maxsplit=1)[0],
             "UnavailableError",
-            "the state store did not answer\n  why: no connection\n  do:  start the node",
+            "the state store did not answer\n  why: no connection\n  hint: start the node",
         ),
         (OF_SPARK, "", "Task not serializable / Caused by: java.util.ConcurrentModificationException"),
         (THROUGH_PROXY, "", COLUMN),

@@ -170,7 +170,7 @@ def answering(run: WriteBack, result: str) -> threading.Thread:
     def answer() -> None:
         request = request_to(run)
         run.accept(request)
-        run.answer(lease.ApplyAnswer(request.id, request.version, result, "what", "why", "do"))
+        run.answer(lease.ApplyAnswer(request.id, request.version, result, "what", "why", "hint"))
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -185,7 +185,7 @@ def test_a_run_is_asked_for_a_version_and_answers(broker: str, new_run: Runs, re
         asked = lease.ApplyRequest(f"id{number}", run.run_id, 7)
         answer = lease.apply_version(broker, request.node.name, asked, timeout_s=30.0, answer_s=10.0)
         thread.join()
-        assert answer == lease.ApplyAnswer(asked.id, 7, result, "what", "why", "do")
+        assert answer == lease.ApplyAnswer(asked.id, 7, result, "what", "why", "hint")
         assert run.apply_asked is None
 
 

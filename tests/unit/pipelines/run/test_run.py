@@ -34,7 +34,7 @@ def test_an_unreachable_node_is_reported_before_spark_starts(tmp_path: Path, mon
         pipeline = parse(f'{FILE}statestore: {{broker: "mqtt://127.0.0.1:{port}"}}\n')
         with pytest.raises(UnavailableError, match=f"no connection to .*{port}") as caught:
             run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
-    assert "its address is statestore.broker in the pipeline file, otherwise PENSTOCK_BROKER" in str(caught.value.do)
+    assert "its address is statestore.broker in the pipeline file, otherwise PENSTOCK_BROKER" in str(caught.value.hint)
 
 
 def test_a_run_waits_for_java_and_stops_spark_after_its_worker_has_started(
@@ -86,7 +86,7 @@ def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, m
         pipeline = parse(FILE.replace("source: {topics: [water_flow]}", source))
         with pytest.raises(UnavailableError) as caught:
             run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
-    assert "master of the source in the pipeline file, otherwise PENSTOCK_TUBE_MASTER" in str(caught.value.do)
+    assert "master of the source in the pipeline file, otherwise PENSTOCK_TUBE_MASTER" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_spark_connect_is_refused_before_anything_is_created(
     options = run.RunOptions(spark_conf=conf)
     with pytest.raises(ConfigError, match=f"{option} selects Spark Connect") as caught:
         run.run(parse(), state=state, options=options, emit=lambda _: None, stop=threading.Event())
-    assert f"unset {option}" in str(caught.value.do)
+    assert f"unset {option}" in str(caught.value.hint)
     assert "hush" not in str(caught.value)
     assert not state.exists()
     with pytest.raises(ConfigError, match=f"{option} selects Spark Connect"):
@@ -152,14 +152,14 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
     clock[0] += BUSY.limit_s
     with pytest.raises(UnavailableError, match="failed to connect back") as caught:
         loop._failed(loop._queries[0], text)
-    assert "larger machine" in str(caught.value.do)
+    assert "larger machine" in str(caught.value.hint)
     loop._store.close()
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "penstock.errors.StorageError: 'a.json' cannot be written: No space left on device\n  do:  make room",
+        "penstock.errors.StorageError: 'a.json' cannot be written: No space left on device\n  hint: make room",
         "[TASK_WRITE_FAILED] Task failed while writing rows.\nCaused by: java.io.IOException: No space left on device",
         "java.io.IOException: Disk quota exceeded",
     ],
@@ -177,7 +177,7 @@ def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UnavailableError, match="all attempts failed for 120 s") as caught:
         loop._failed(running, text)
     assert ("the disk of" in caught.value.what) == ("StorageError" not in text)
-    assert "free space" in str(caught.value.do)
+    assert "free space" in str(caught.value.hint)
     loop._store.close()
 
 
@@ -221,7 +221,9 @@ def test_a_system_that_is_unavailable_for_long_ends_only_a_run_of_existing_recor
     loop._store.close()
 
 
-LOST = "penstock.errors.DataLossError: offset 3 is no longer stored\n  why: retention removed it\n  do:  accept the gap"
+LOST = (
+    "penstock.errors.DataLossError: offset 3 is no longer stored\n  why: retention removed it\n  hint: accept the gap"
+)
 
 
 @pytest.fixture
@@ -245,7 +247,7 @@ def test_a_run_continues_without_sinks_whose_records_are_lost(loop: run._Pipelin
     loop._emit = events.append
     loop._failed(first, LOST)
     assert [(event["event"], event["sinks"]) for event in events] == [("sinks_failed", ["rows", "history"])]
-    error = "sinks 'rows', 'history': offset 3 is no longer stored\n  why: retention removed it\n  do:  accept the gap"
+    error = "sinks 'rows', 'history': offset 3 is no longer stored\n  why: retention removed it\n  hint: accept the gap"
     assert events[0]["error"] == loop._watch.record.why == str(first.error) == error
     assert not loop._is_over()
     # It is not started again.

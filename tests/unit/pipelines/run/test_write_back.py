@@ -91,7 +91,7 @@ def test_a_store_that_fences_no_prefixes_is_told_and_a_later_run_is_an_error(hel
 def test_the_lease_holder_is_unknown_if_the_broker_is_unreachable() -> None:
     with pytest.raises(PenstockError) as caught:
         lease.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
-    assert "PENSTOCK_BROKER" in str(caught.value.do)
+    assert "PENSTOCK_BROKER" in str(caught.value.hint)
 
 
 def test_a_full_store_is_named_as_the_cause_and_has_room_after_a_delete(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def _unreachable(_: ObjectStorage, __: pytest.MonkeyPatch) -> ObjectPath:
 
 
 @pytest.mark.parametrize(
-    ("broken", "why", "do"),
+    ("broken", "why", "hint"),
     [
         (_wrong_bucket, "the bucket does not exist", "create the bucket"),
         (_wrong_key, "does not know the access key", "set AWS_ACCESS_KEY_ID"),
@@ -252,13 +252,13 @@ def _unreachable(_: ObjectStorage, __: pytest.MonkeyPatch) -> ObjectPath:
     ],
 )
 def test_the_check_before_a_run_says_what_is_wrong(
-    object_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch, broken: Any, why: str, do: str
+    object_storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch, broken: Any, why: str, hint: str
 ) -> None:
     path = broken(object_storage, monkeypatch)
     with pytest.raises(StorageError, match=f"sink 'rows': cannot write to '{path}'") as refused:
         path.check_writable("sink 'rows'")
     assert why in str(refused.value.why)
-    assert do in str(refused.value.do)
+    assert hint in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -164,8 +164,8 @@ def test_partitions_of_a_table_do_not_change(tmp_path: Path) -> None:
     for other in ([], [PartitionField("identity", bucket.name)], [PartitionField("bucket", "k", 8)]):
         with pytest.raises(ConfigError, match=r"is partitioned by bucket\(4, k\)") as refused:
             check_partitions(tmp_path, "rows", other)
-        assert refused.value.do is not None
-        assert "set partition_by: [bucket(4, k)]" in refused.value.do
+        assert refused.value.hint is not None
+        assert "set partition_by: [bucket(4, k)]" in refused.value.hint
     # The run is refused, too, if the check before it found no table yet.
     with pytest.raises(ConfigError, match="is partitioned by"):
         commit(DeltaWriter(tmp_path, "other", "q2"), 0, made(), [])

@@ -41,7 +41,7 @@ def test_a_topic_that_does_not_exist_is_an_error(node: Node, monkeypatch: pytest
     monkeypatch.setattr(delivery, "CHECK_TIMEOUT_S", 0.3)
     with pytest.raises(PenstockError, match="sink 's1': tube: topic 'nowhere' does not exist") as caught:
         delivery.check_sinks(pipeline(node, "tubemq: {topic: out}", "tubemq: {topic: nowhere}"))
-    assert "penstock tube topic create nowhere" in str(caught.value.do)
+    assert "penstock tube topic create nowhere" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("where", ["table: {path: 'FILE/rows'}", "table: {path: FILE}", "dead"])

@@ -47,8 +47,8 @@ def test_a_topic_that_is_not_there() -> None:
     with pytest.raises(ConfigError) as told, explain_missing_changes("changes"):
         raise missing
     assert told.value.option == "tube_topic"
-    assert told.value.do is not None
-    assert "set statestore.capture_topic: changes" in told.value.do
+    assert told.value.hint is not None
+    assert "set statestore.capture_topic: changes" in told.value.hint
     with pytest.raises(ConfigError) as raised, explain_missing_changes("changes"):
         raise other
     assert raised.value is other

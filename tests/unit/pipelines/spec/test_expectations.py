@@ -103,5 +103,5 @@ def test_the_error_has_counts_condition_and_action() -> None:
     assert str(caught.value) == (
         "expectation 'quality.e' is violated by 3 of 10 rows of batch 4\n"
         "  why: at most 0.2 of the rows of a batch may violate x > 0; the batch was not written\n"
-        "  do:  correct the source, or the expectation, and start the pipeline again: it continues with this batch"
+        "  hint: correct the source, or the expectation, and start the pipeline again: it continues with this batch"
     )

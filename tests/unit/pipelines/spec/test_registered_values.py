@@ -322,7 +322,7 @@ def test_the_registry_is_asked_before_a_run_sends_a_row(place: Callable[[str], P
             with pytest.raises(RefusedError, match=lacks) as refused:
                 ask()
             assert refused.value.why == "auto_register is false"
-            named = "name the registered one as schema_file" in (refused.value.do or "")
+            named = "name the registered one as schema_file" in (refused.value.hint or "")
             assert named is (kind == "PROTOBUF")
         registry.posted("/subjects/plant.alarms-value/versions", '"int"')
         registry.refuse = lambda _subject, _schema: "FIELD_KIND_CHANGED"

@@ -66,5 +66,5 @@ def test_a_refused_login_names_the_settings_of_the_credentials(code: int, hint: 
         pytest.raises(RefusedError) as raised,
         values.names_setting("statestore.broker", values.BROKER_VARIABLE, values.STORE_LOGIN),
     ):
-        raise RefusedError("CONNECT was refused", code=code, do="ask the operator")
-    assert hint in (raised.value.do or "")
+        raise RefusedError("CONNECT was refused", code=code, hint="ask the operator")
+    assert hint in (raised.value.hint or "")

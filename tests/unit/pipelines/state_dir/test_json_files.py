@@ -118,7 +118,7 @@ def test_an_unwritable_or_unreadable_file_is_reported(
         patched.setattr(os, "fsync", full)
         with pytest.raises(StorageError, match=r"'.*b.json' cannot be written: No space left on device") as raised:
             write(tmp_path / "b.json", {"n": 2})
-    assert raised.value.do == "free disk space"
+    assert raised.value.hint == "free disk space"
     assert not (tmp_path / "b.json").exists()
     assert read_json(tmp_path / "a.json") == {"n": 1}
     with pytest.raises(StorageError, match="cannot be read: Is a directory"):

@@ -76,7 +76,7 @@ def test_policies() -> None:
     assert found("b", 1, missing="pass") == (None, None, None)
     with pytest.raises(PenstockError, match=r"no key b at 1970-01-01T00:00:01\.000Z") as failed:
         found("b", 1_000, missing="fail")
-    assert failed.value.do is not None
+    assert failed.value.hint is not None
     late = found("a", 1_500, VisibleChanges(KNOWN.ends, 1_600))
     assert late == (
         None,

@@ -132,4 +132,4 @@ def test_rows_that_arrow_cannot_carry_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lookups, "_MOST_BYTES", 3)
     with pytest.raises(PenstockError, match=r"adds 4 bytes to 4 rows; the maximum is 3 bytes") as caught:
         lookups._check_size(look("plain", "plain", "none", None))
-    assert "match" in str(caught.value.do)
+    assert "match" in str(caught.value.hint)

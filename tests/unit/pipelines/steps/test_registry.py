@@ -146,7 +146,7 @@ def test_a_registry_without_descriptors_is_an_error_of_the_run(
         with task(monkeypatch, begin(tmp_path, messages)), pytest.raises(ConfigError, match="as descriptors") as caught:
             messages.decode(READING)
         assert why in (caught.value.why or "")
-        assert "schema_id" in (caught.value.do or "")
+        assert "schema_id" in (caught.value.hint or "")
         # What is no descriptor of a file, in base64.
         registry.answer = lambda _path: None
         registry.schemas[8]["serialized"] = base64.b64encode(b"\xff\xff").decode()

@@ -93,7 +93,7 @@ def test_a_log_without_its_data_is_no_new_store(tmp_path: Path, durability: Dura
     for _ in range(2):  # the first try leaves nothing that would hide it from the second
         with pytest.raises(StorageError, match=r"data\.mdb has no position of a log") as caught:
             _Store(path, durability)
-        assert "restore the whole directory from one copy; or move log-* away" in str(caught.value.do)
+        assert "restore the whole directory from one copy; or move log-* away" in str(caught.value.hint)
     for log in path.glob("log-*"):
         log.unlink()
     assert found(path, durability) == {}
@@ -226,7 +226,7 @@ def test_after_a_failed_write_nothing_is_committed(
         with pytest.raises(StorageError, match=r"writing failed: .*Input/output error") as raised:
             store.put(a="2")
     assert raised.value.path == str(tmp_path / "a")
-    assert raised.value.do is not None
+    assert raised.value.hint is not None
     # A write that succeeds now would prove nothing.
     with pytest.raises(StorageError, match="writing failed"):
         store.put(a="3", b="3")
@@ -372,7 +372,7 @@ def test_a_gap_in_the_log_is_no_silent_loss(tmp_path: Path, stores: list[_Store]
             continue
         with pytest.raises(StorageError, match=f"commit {damaged + 1} of epoch 1 is missing in its log") as raised:
             found(copy)
-        assert "log-*" in str(raised.value.do)
+        assert "log-*" in str(raised.value.hint)
         assert raised.value.path == str(copy)
         # The way out that the error names.
         log.unlink()
@@ -409,7 +409,7 @@ def test_a_damaged_note_of_how_far_lmdb_got_is_refused(tmp_path: Path, stored: b
         transaction.put(b"log", stored, db=env.open_db(b"meta", txn=transaction))
     with pytest.raises(StorageError, match="last applied commit of its log is damaged") as raised:
         found(path)
-    assert raised.value.do == "restore the whole directory from one copy"
+    assert raised.value.hint == "restore the whole directory from one copy"
 
 
 def test_the_log_grows_when_it_gets_scarce(tmp_path: Path, stores: list[_Store]) -> None:

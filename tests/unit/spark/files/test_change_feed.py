@@ -316,7 +316,7 @@ def test_a_table_without_a_feed_is_refused(tmp_path: Path) -> None:
     for refused in (ChangeFeed(table).check, lambda: ChangeFeed(table).start("latest")):
         with pytest.raises(ConfigError, match="has no change data feed") as caught:
             refused()
-        assert "set change_data_feed: true" in (caught.value.do or "")
+        assert "set change_data_feed: true" in (caught.value.hint or "")
     DeltaTable(table).alter.set_table_properties(FEED)
     write_deltalake(table, rows(2), mode="append")
     ChangeFeed(table).check()

@@ -44,7 +44,7 @@ def test_fatal_errors_by_cause(code: int, kind: type[PenstockError], words: str,
     with pytest.raises(kind) as raised:
         _Session(TARGET).call(fail if in_callback else poll, fail, "write to")
     assert "the cause" in str(raised.value.why)
-    assert words in str(raised.value.do)
+    assert words in str(raised.value.hint)
     # As a task of Spark does.
     assert "the cause" in "".join(traceback.format_exception(raised.value))
 

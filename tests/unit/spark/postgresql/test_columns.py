@@ -67,12 +67,12 @@ def test_the_hint_makes_the_table_fit(postgres: Postgres, columns: str, why: str
     with connected(server, "test") as connection:
         with pytest.raises(ConfigError, match="does not exist") as missing:
             table_columns(connection, shape, KINDS)
-        assert missing.value.do is not None
-        assert missing.value.do.startswith(f'CREATE TABLE "public"."{name.table}" ("place" text, "n" bigint')
+        assert missing.value.hint is not None
+        assert missing.value.hint.startswith(f'CREATE TABLE "public"."{name.table}" ("place" text, "n" bigint')
         connection.execute(f"CREATE TABLE {name.quoted} ({columns})")
         with pytest.raises(ConfigError, match=why) as unfit:
             table_columns(connection, shape, KINDS)
-        connection.execute(str(unfit.value.do).partition(", or cast")[0])
+        connection.execute(str(unfit.value.hint).partition(", or cast")[0])
         assert set(KINDS) <= set(table_columns(connection, shape, KINDS))
 
 

@@ -46,7 +46,7 @@ def test_a_refused_connection_says_what_to_correct(postgres: Postgres, tmp_path:
     wrong.write_text("wrong", encoding="utf-8")
     right = str(postgres.password_file)
     url = postgres.url
-    for server, why, do in (
+    for server, why, hint in (
         (parse_url(url, str(wrong)), "password authentication failed", "password_file, PGPASSWORD or PGPASSFILE"),
         (parse_url(url.replace("/plant", "/none"), right), 'database "none" does not exist', "create the user"),
         (parse_url(f"{url}?sslmode=require", right), "does not support SSL", "set sslmode"),
@@ -56,7 +56,7 @@ def test_a_refused_connection_says_what_to_correct(postgres: Postgres, tmp_path:
         assert not isinstance(refused.value, UnavailableError)
         assert "refused user 'writer'" in refused.value.what
         assert why in str(refused.value.why)
-        assert do in str(refused.value.do)
+        assert hint in str(refused.value.hint)
         assert PASSWORD not in str(refused.value)
     with (
         pytest.raises(UnavailableError, match="is not available") as down,
@@ -69,7 +69,7 @@ def test_a_refused_connection_says_what_to_correct(postgres: Postgres, tmp_path:
         connected(parse_url(url, right), "test") as connection,
     ):
         connection.execute("CREATE TABLE pg_catalog.mine (n int)")
-    assert "grant the user USAGE and CREATE" in str(refused.value.do)
+    assert "grant the user USAGE and CREATE" in str(refused.value.hint)
 
 
 def test_a_server_with_messages_in_another_language_refuses_a_wrong_password(

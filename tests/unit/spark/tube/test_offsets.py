@@ -92,7 +92,7 @@ def test_wanted_errors_name_the_part(text: str, message: str) -> None:
     assert message in str(caught.value)
     assert caught.value.option == "startingOffsets"
     # Spark prints long traces: the remedy is the last line.
-    assert str(caught.value).splitlines()[-1].startswith("  do:  use ")
+    assert str(caught.value).splitlines()[-1].startswith("  hint: use ")
 
 
 def test_wanted_refuses_a_code_that_selects_nothing() -> None:
@@ -117,7 +117,7 @@ def test_resolve(wanted: str | dict[str, dict[str, int]], expected: dict[TopicPa
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message", "do"),
+    ("wanted", "message", "hint"),
     [
         ({"a": {"0": 28}}, "lacks topic 'a' partition 1:1", '{"a": {"1:1": -2}}'),
         ({"a": {"0": 28, "1:0": 28, "1": 0}}, "contains topic 'a' partition 1:0 twice", "'1:0'"),
@@ -126,18 +126,18 @@ def test_resolve(wanted: str | dict[str, dict[str, int]], expected: dict[TopicPa
         ({"a": {"2:0": 28}}, "contains topic 'a' partition 2:0, which the query does not read", "1:0, 1:1"),
     ],
 )
-def test_resolve_errors(wanted: dict[str, dict[str, int]], message: str, do: str) -> None:
+def test_resolve_errors(wanted: dict[str, dict[str, int]], message: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(wanted, BOUNDS, "startingOffsets")
     assert message in caught.value.what
-    assert do in str(caught.value.do)
+    assert hint in str(caught.value.hint)
 
 
 def test_a_bare_partition_needs_a_single_broker() -> None:
     bounds = {A0: Bounds(0, 0), OTHER: Bounds(0, 0)}
     with pytest.raises(ConfigError, match="without a broker") as caught:
         resolve({"a": {"0": 28}}, bounds, "startingOffsets")
-    assert caught.value.do == 'write "<brokerId>:0"; the brokers are 1, 2'
+    assert caught.value.hint == 'write "<brokerId>:0"; the brokers are 1, 2'
     assert resolve({"a": {"1:0": 28, "2:0": 56}}, bounds, "startingOffsets") == {A0: 28, OTHER: 56}
 
 

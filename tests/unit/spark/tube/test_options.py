@@ -122,7 +122,7 @@ def test_errors_name_option_value_and_remedy(changed: dict[str, str | None], opt
         SourceOptions.parse(options)
     assert caught.value.option == option
     assert words in str(caught.value)
-    assert caught.value.do
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_every_option_of_kafkas_source_has_an_answer(option: str, known: bool) -
     if not known:
         with pytest.raises(ConfigError) as caught:
             SourceOptions.parse(BASE | {option.lower(): "1"})
-        assert caught.value.do == UNSUPPORTED[option]
+        assert caught.value.hint == UNSUPPORTED[option]
 
 
 def test_the_group_is_the_same_for_the_same_topics() -> None:

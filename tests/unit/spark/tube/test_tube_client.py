@@ -75,7 +75,7 @@ def test_after_the_deadline_the_failure_is_raised(tube: TubeClient, fake: FakeTu
     with pytest.raises(UnavailableError, match=r"connection lost \(tried for 10 s\)") as caught:
         tube.bounds([A0])
     assert clock.now <= 10
-    assert "tubemq.timeoutMs" in str(caught.value.do)
+    assert "tubemq.timeoutMs" in str(caught.value.hint)
 
 
 def test_a_read_continues_where_the_connection_broke(tube: TubeClient, fake: FakeTube) -> None:

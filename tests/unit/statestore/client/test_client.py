@@ -54,7 +54,7 @@ async def test_a_value_above_the_maximum_packet_size_is_named(node: StoreNode) -
             await store.set("big", bytes(5 << 20))
     assert caught.value.what == "state store: the value of key 'big' is too large"
     assert (caught.value.why or "").startswith("the message has 52")
-    assert caught.value.do == "split it, or raise mqtt.limits.max_packet_size of the broker"
+    assert caught.value.hint == "split it, or raise mqtt.limits.max_packet_size of the broker"
 
 
 async def test_conditions(node: StoreNode) -> None:
@@ -81,8 +81,8 @@ async def test_fencing_token_and_hints(node: StoreNode) -> None:
         assert raised.value.text == "a fencing token is required for this request"
         with pytest.raises(RefusedError, match="lower version") as raised:
             await store.delete("k", fencing_token=low)
-        assert raised.value.do is not None
-        assert "later holder" in raised.value.do
+        assert raised.value.hint is not None
+        assert "later holder" in raised.value.hint
         assert await store.delete("k", fencing_token=high) == 1
 
 
@@ -92,7 +92,7 @@ async def test_a_clock_that_is_fast_is_explained(node: StoreNode) -> None:
         async with StateStoreClient(mqtt, clock=lambda: next(clock)) as store:
             with pytest.raises(RefusedError, match="too far in the future") as raised:
                 await store.set("k", "v")
-            assert "clock" in (raised.value.do or "")
+            assert "clock" in (raised.value.hint or "")
         # The MQTT client is the caller's: it is still connected.
         assert mqtt.connected
 

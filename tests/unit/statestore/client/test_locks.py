@@ -315,7 +315,7 @@ async def test_a_broker_that_never_had_a_store_ends_the_wait_for_a_lock() -> Non
             with pytest.raises(NoStateStoreError, match=r"no answer to SET") as raised:
                 await acquire()
             assert "the broker has no subscriber" in (raised.value.why or "")
-            assert "penstock statestore attach" in (raised.value.do or "")
+            assert "penstock statestore attach" in (raised.value.hint or "")
     await server.close()
 
 

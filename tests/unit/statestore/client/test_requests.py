@@ -89,7 +89,7 @@ async def test_a_timeout_names_the_likely_cause(
     mqtt.connected, mqtt.code = connected, code
     with pytest.raises(UnavailableError, match=r"no answer to GET 'k' within 0\.02 s") as raised:
         await requests.call([b"GET", b"k"])
-    assert (raised.value.applied, raised.value.do is None) == (None, False)
+    assert (raised.value.applied, raised.value.hint is None) == (None, False)
     assert why in (raised.value.why or "")
 
 

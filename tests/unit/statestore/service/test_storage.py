@@ -195,7 +195,7 @@ def test_a_failed_commit_is_our_error(tmp_path: Path, monkeypatch: pytest.Monkey
         for write in writes:
             with pytest.raises(StorageError, match="No space left") as raised:
                 write()
-            assert raised.value.do is not None
+            assert raised.value.hint is not None
     storage.close()
     assert reopened(tmp_path) == {}
 

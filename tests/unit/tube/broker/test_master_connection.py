@@ -76,7 +76,7 @@ async def test_an_absent_master_is_one_line_until_it_comes(
     place = f"{address[0]}:{address[1]}"
     assert "\n" not in line
     assert f'tube broker has no master broker_id=4 master={place} error="tube: no connection to {place}" why=' in line
-    assert line.endswith(' do="check that the server runs and listens there"')
+    assert line.endswith(' hint="check that the server runs and listens there"')
     master = TubeMaster(tmp_path)
     await master.start(*address)
     async with asyncio.timeout(60):

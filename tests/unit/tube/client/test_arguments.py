@@ -27,11 +27,11 @@ def test_numbers() -> None:
     for value in (0, -1, float("nan"), "5", None, True):
         with pytest.raises(ConfigError, match=r"tube: idle_s: got .*") as caught:
             check_seconds(retry_s=1, idle_s=value)
-        assert caught.value.do == "set a number of seconds above 0"
+        assert caught.value.hint == "set a number of seconds above 0"
     for whole in (0, 10_000, 1.5, "5", None, False):
         with pytest.raises(ConfigError, match=r"tube: batch_bytes: got .*") as caught:
             check_whole(1, 9_999, batch_bytes=whole)
-        assert caught.value.do == "set a whole number from 1 to 9,999"
+        assert caught.value.hint == "set a whole number from 1 to 9,999"
 
 
 def test_login() -> None:

@@ -63,7 +63,7 @@ def test_refusals_name_the_remedy(address: str) -> None:
     Master.answer = json.dumps({"result": False, "errMsg": "Unsupported method: 'm'; known: a, b, c"}).encode()
     with pytest.raises(RefusedError, match=f"{address} is not the administration of a TubeMQ master") as caught:
         call(address, "m", {})
-    assert caught.value.do == "set the HTTP address of a master: --http HOST:PORT"
+    assert caught.value.hint == "set the HTTP address of a master: --http HOST:PORT"
     for words in ("", "Bad request from client, "):
         text = f"{words}illegal access, unauthorized request!"
         Master.answer = json.dumps({"result": False, "errMsg": text}).encode()

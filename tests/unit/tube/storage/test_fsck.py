@@ -123,7 +123,7 @@ def test_lost_positions_stop_a_broker_until_repair_goes_on_without_them(director
     shutil.rmtree(directory / "meta")
     with pytest.raises(StorageError, match="has lost its directory meta") as caught:
         BrokerStorage(directory)
-    assert f"penstock tube broker fsck {directory} --repair" in str(caught.value.do)
+    assert f"penstock tube broker fsck {directory} --repair" in str(caught.value.hint)
     assert ([finding.kind for finding in check(directory).findings], check(directory).ok) == (["meta"], False)
     assert repair(directory).lost == 0
     assert check(directory).ok

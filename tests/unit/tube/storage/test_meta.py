@@ -71,7 +71,7 @@ def test_a_failed_commit_leaves_no_data(tmp_path: Path, monkeypatch: pytest.Monk
         patched.setattr(store._environment, "_pending", Full(store._environment._log, 0))
         with pytest.raises(StorageError, match="No space left") as caught:
             store.commit([GroupOffset("a", "t", 0, 2, 2)], b"new", {"note": None})
-    assert caught.value.do is not None
+    assert caught.value.hint is not None
     with pytest.raises(StorageError, match="No space left"):
         store.commit([GroupOffset("a", "t", 0, 3, 3)])
     store.close()

@@ -459,7 +459,7 @@ class Outgoing:
 
     def _control(self, packet: Subscribe | Unsubscribe, token: object, now: int) -> None:
         if len(self._inflight) >= MAX_OPEN:
-            raise LocalProtocolError(f"mqtt: {MAX_OPEN} operations wait for an answer", do="wait for some of them")
+            raise LocalProtocolError(f"mqtt: {MAX_OPEN} operations wait for an answer", hint="wait for some of them")
         operation = self._operation(packet, token)
         packet.packet_id = self._inflight.free_id()
         self._inflight.add(packet.packet_id, operation)
@@ -497,5 +497,5 @@ def _outcome_unknown(packet: Publish | Subscribe | Unsubscribe) -> UnavailableEr
         f"mqtt: whether the server received the message to {packet.topic!r} is unknown",
         applied=None,
         why="the connection was lost before the acknowledgement, and the server has no session of this client",
-        do="find out whether it had an effect before sending it again",
+        hint="find out whether it had an effect before sending it again",
     )

@@ -160,7 +160,7 @@ class BrokerCore(SessionOwner):
         validate_topic_name(publish.topic)
         message = message_of(publish, now)
         if publish.retain and not self.retained.store(publish.topic, message):
-            raise LocalProtocolError("mqtt: no room for another retained message", do="raise max_retained_messages")
+            raise LocalProtocolError("mqtt: no room for another retained message", hint="raise max_retained_messages")
         route = self.router.route(publish.topic)
         self.fan_out(route, message, None, now)
         for service in route.services:

@@ -92,9 +92,9 @@ def parse_rules(text: str) -> FlowRules:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"tube: flow control rules are not JSON: {error}", do="see the reference page") from None
+        raise ConfigError(f"tube: flow control rules are not JSON: {error}", hint="see the reference page") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError("tube: flow control rules are not a list of objects", do="see the reference page")
+        raise ConfigError("tube: flow control rules are not a list of objects", hint="see the reference page")
     limits: list[Limit] = []
     for row in rows:
         kind, items = row.get("type"), row.get("rule", [])

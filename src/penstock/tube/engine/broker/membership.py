@@ -193,7 +193,7 @@ class BrokerMembership:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer="master",
-                do=remedy(answer.errCode)
+                hint=remedy(answer.errCode)
                 or "give each broker its own id, and the address and TLS port that the master has for it",
             )
         self.registered = self._online = True

@@ -225,7 +225,7 @@ def _register(session: RangeSession, ref: PartitionRef, start: int, end: int) ->
             f"tube: {ref}: offset {start} is no longer stored (earliest {answer.currOffset})",
             end=answer.currOffset,
             why="retention removed it before it was read",
-            do="raise the topic's retention, or start from the earliest offset and accept the gap",
+            hint="raise the topic's retention, or start from the earliest offset and accept the gap",
         )
     reachable = answer.currOffset if answer.currOffset < start else answer.maxOffset
     if reachable < end:
@@ -261,7 +261,7 @@ def _fetch(
                 f"tube: {ref}: a get at offset {position} began at {got.currOffset}",
                 end=got.currOffset,
                 why="retention removed records of the range while it was read",
-                do="raise the topic's retention, or start from the earliest offset and accept the gap",
+                hint="raise the topic's retention, or start from the earliest offset and accept the gap",
             )
         done = yield session.commit(ref)
         assert isinstance(done, broker_pb2.CommitOffsetResponseB2C)

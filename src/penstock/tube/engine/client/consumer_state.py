@@ -85,16 +85,18 @@ class GroupMember:
         names = list(topics)
         if not valid_group(group):
             raise LocalProtocolError(
-                f"tube: {group!r} is not a valid group name", why=f"a group name is {GROUP_RULE}", do="correct the name"
+                f"tube: {group!r} is not a valid group name",
+                why=f"a group name is {GROUP_RULE}",
+                hint="correct the name",
             )
         if not names:
-            raise LocalProtocolError("tube: a consumer needs a topic", do="set at least one")
+            raise LocalProtocolError("tube: a consumer needs a topic", hint="set at least one")
         for name in names:
             if not valid_topic(name) and name != OFFSET_HISTORY_TOPIC:
                 raise LocalProtocolError(
                     f"tube: {name!r} is not a valid topic name",
                     why=f"a topic name is {TOPIC_RULE}",
-                    do="correct the name",
+                    hint="correct the name",
                 )
         self.credentials = credentials
         self.session_ms = session_ms
@@ -109,7 +111,7 @@ class GroupMember:
         if not set(self.filters) <= set(self.topics):
             raise LocalProtocolError(
                 f"tube: filters for topics that are not subscribed: {sorted(set(self.filters) - set(self.topics))}",
-                do="subscribe to these topics, or remove the filters",
+                hint="subscribe to these topics, or remove the filters",
             )
 
     def lost(self, partition: Partition) -> None:
@@ -356,7 +358,7 @@ class ClientBalance(GroupMember):
         self._default_port = default_port
         if source_count and not 0 <= node_id < source_count:
             raise ConfigError(
-                f"tube: node_id: got {node_id}", option="node_id", do=f"set a number from 0 to {source_count - 1}"
+                f"tube: node_id: got {node_id}", option="node_id", hint=f"set a number from 0 to {source_count - 1}"
             )
         self.assigned: frozenset[str] | None = None
         self._source_count = source_count
@@ -492,7 +494,7 @@ class ClientBalance(GroupMember):
 def _accepted(code: int, text: str) -> None:
     if code != ErrCode.SUCCESS:
         raise RefusedError(
-            f"tube: the master refused the consumer: {text}", code=code, text=text, do=remedy(code, text)
+            f"tube: the master refused the consumer: {text}", code=code, text=text, hint=remedy(code, text)
         )
 
 

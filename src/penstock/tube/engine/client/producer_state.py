@@ -174,7 +174,7 @@ class Routes:
                 f"tube: topic {topic!r} has no partition {name}",
                 code=403,
                 why=f"it has {there}",
-                do="choose one of these, or none: records are then distributed over all partitions",
+                hint="choose one of these, or none: records are then distributed over all partitions",
             )
         if key is not None:
             return known[zlib.crc32(key) % len(known)]

@@ -206,7 +206,7 @@ def _http_server(peer: str, data: bytes) -> RemoteProtocolError:
     return RemoteProtocolError(
         f"tube: {peer} does not speak TubeMQ",
         why=f"it answered with HTTP: {status!r}",
-        do="use the address of the TubeMQ master (port 8715 by default) instead of an HTTP listener",
+        hint="use the address of the TubeMQ master (port 8715 by default) instead of an HTTP listener",
     )
 
 
