@@ -178,7 +178,7 @@ class _Api:
             return await views.snapshot()
         except PenstockError as error:
             # Also a refusal of etcd, or a password file of its user: the caller's credentials are not the cause.
-            raise ApiFailure(503, "etcd_unavailable", error.what, error.hint, error.why) from None
+            raise ApiFailure.of(error, 503, "etcd_unavailable") from None
 
     async def history(self, request: Request, _caller: Caller) -> object:
         times, series = self._console.rates.history(HISTORY, number_of(request, "since", 0) / 1000)
@@ -433,9 +433,9 @@ class _Api:
                 expected=request.query_params.get("digest") or None,
             )  # fmt: skip
         except RefusedError as error:
-            raise ApiFailure(409, "refused", error.what, error.hint, error.why) from None
+            raise ApiFailure.of(error, 409, "refused") from None
         except StorageError as error:
-            raise ApiFailure(503, "storage_failed", error.what, error.hint, error.why) from None
+            raise ApiFailure.of(error, 503, "storage_failed") from None
         found = _known(found, f"group {name!r} has no such offsets on this node")
         if not dry_run:
             await self._access.record(
@@ -620,11 +620,11 @@ async def _carried_out(change: Awaitable[T]) -> T:
     try:
         return await change
     except ChangedMeanwhileError as error:
-        raise ApiFailure(409, "changed", error.what, error.hint, error.why) from None
+        raise ApiFailure.of(error, 409, "changed") from None
     except RefusedError as error:
-        raise ApiFailure(403, "refused", error.what, error.hint, error.why) from None
+        raise ApiFailure.of(error, 403, "refused") from None
     except UnavailableError as error:
-        raise ApiFailure(503, "unavailable", error.what, error.hint, error.why) from None
+        raise ApiFailure.of(error, 503, "unavailable") from None
 
 
 async def _command_result(command: Awaitable[T]) -> T:
@@ -632,9 +632,9 @@ async def _command_result(command: Awaitable[T]) -> T:
     try:
         return await command
     except RefusedError as error:
-        raise ApiFailure(409, "refused", error.what, error.hint, error.why) from None
+        raise ApiFailure.of(error, 409, "refused") from None
     except UnavailableError as error:
-        raise ApiFailure(503, "unavailable", error.what, error.hint, error.why) from None
+        raise ApiFailure.of(error, 503, "unavailable") from None
 
 
 def _kind(request: Request) -> JobKind:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError
 from penstock.node.backup import Backups, Item, encode_item, error_item
-from penstock.node.http import Denied, Identify, cross_site_reason, write_audit_entry
+from penstock.node.http import Denied, Identify, api_error, cross_site_reason, write_audit_entry
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.tube.admin.request import Caller, Role
 
@@ -54,7 +54,12 @@ class ApiFailure(Exception):
     def __init__(self, status: int, code: str, what: str, hint: str | None = None, why: str | None = None) -> None:
         super().__init__(what)
         self.status = status
-        self.body = {"error": {"code": code, "what": what, "why": why, "hint": hint}}
+        self.body = api_error(code, what, why=why, hint=hint)
+
+    @classmethod
+    def of(cls, error: PenstockError, status: int, code: str) -> ApiFailure:
+        """The response for an ``error`` of the node."""
+        return cls(status, code, error.what, error.hint, error.why)
 
 
 class ApiAccess:
@@ -113,7 +118,7 @@ async def respond_to(request: Request, respond: Callable[[Request], Awaitable[Re
     try:
         return await respond(request)
     except LocalProtocolError as error:
-        failure = ApiFailure(400, "bad_parameter", error.what, error.hint, error.why)
+        failure = ApiFailure.of(error, 400, "bad_parameter")
     except ApiFailure as found:
         failure = found
     more = {} if failure.status != 401 else {"WWW-Authenticate": 'Bearer realm="penstock"'}
@@ -144,9 +149,9 @@ async def streamed(items: AsyncGenerator[Item], stall_s: float | None = None) ->
     try:
         first = await anext(items)
     except RefusedError as error:
-        raise ApiFailure(error.code, "refused", error.what, error.hint, error.why) from None
+        raise ApiFailure.of(error, error.code, "refused") from None
     except PenstockError as error:
-        raise ApiFailure(503, "backup_failed", error.what, error.hint, error.why) from None
+        raise ApiFailure.of(error, 503, "backup_failed") from None
     return _BackupResponse(first, items, stall_s)
 
 

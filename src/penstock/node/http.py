@@ -57,6 +57,7 @@ __all__ = [
     "HttpServer",
     "Identify",
     "LeaseGate",
+    "api_error",
     "append_audit_entry",
     "audited",
     "broker_app",
@@ -217,11 +218,15 @@ def _index_page() -> str:
     )
 
 
+def api_error(code: str, what: str, *, why: str | None = None, hint: str | None = None) -> dict[str, object]:
+    """The JSON of an error of the HTTP API; ``code`` is for programs."""
+    return {"error": {"code": code, "what": what, "why": why, "hint": hint}}
+
+
 async def _not_found(request: Request, _: Exception) -> Response:
     if request.url.path.startswith("/api/"):  # errors of the API are JSON; this path matched no route of it
         what = f"the API has no path {request.url.path!r}"
-        error = {"code": "not_found", "what": what, "why": None, "hint": "use one of those in docs/reference/http.md"}
-        return JSONResponse({"error": error}, status_code=404)
+        return JSONResponse(api_error("not_found", what, hint="use one of those in docs/reference/http.md"), 404)
     return PlainTextResponse(f"nothing is at {request.url.path!r}; see / for the list\n", status_code=404)
 
 
@@ -545,9 +550,9 @@ def _not_active() -> Response:
     what = "this node is not active any more"
     why = "it lost its lease in etcd while it answered; a change of this request may have been stored"
     hint = "look at the active node (penstock cluster status), and repeat the request there if necessary"
-    error = {"code": "not_active", "what": what, "why": why, "hint": hint}
     tube = {"result": False, "errCode": 503, "errMsg": f"{what}: {why}"}
-    return JSONResponse({**tube, "error": error}, status_code=503, headers={"Retry-After": "1"})
+    body = {**tube, **api_error("not_active", what, why=why, hint=hint)}
+    return JSONResponse(body, status_code=503, headers={"Retry-After": "1"})
 
 
 class HttpServer:

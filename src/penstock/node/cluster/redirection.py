@@ -12,6 +12,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.model.access import Answer, Credentials, Refused
 from penstock.node.api_access import API
 from penstock.node.cluster.state import ActiveNode
+from penstock.node.http import api_error
 
 __all__ = ["RedirectingAccess", "Redirection"]
 
@@ -82,5 +83,5 @@ class Redirection:
         """Refuse a request to the console API: a standby has nothing to show, and changes nothing."""
         active = self._active()
         hint = f"use the active node: {self._url_of(active)}" if active else "see: penstock cluster status"
-        error = {"code": "standby", "what": "this node is a standby", "why": "; ".join(self._problems()), "hint": hint}
-        return JSONResponse({"error": error}, status_code=503, headers={"Cache-Control": "no-store"})
+        body = api_error("standby", "this node is a standby", why="; ".join(self._problems()), hint=hint)
+        return JSONResponse(body, status_code=503, headers={"Cache-Control": "no-store"})

@@ -97,8 +97,8 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._changing = asyncio.Lock()
         """Held while an administration request changes settings."""
-        self._storing: set[asyncio.Future[None]] = set()
-        """Settings that are not applied yet, also those of cancelled requests."""
+        self._newest: asyncio.Future[None] | None = None
+        """Of the newest setting, also of a cancelled request: once it is applied, so are all before it."""
 
     async def start(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
@@ -264,8 +264,8 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         """Make changes one after the other: a change contains the settings that it does not change, so the previous
         ones must have been applied."""
         async with self._changing:
-            while self._storing:
-                await asyncio.wait(self._storing)
+            while self._newest is not None and not self._newest.done():
+                await asyncio.wait([self._newest])
             yield
 
     async def _persist(self, settings: Sequence[Setting | Removal]) -> None:
@@ -278,8 +278,7 @@ class TubeMaster(CommitClient[list[Setting | Removal]]):
         queue = self._queue
         assert queue is not None
         stored = _StoredSetting(self.engine, setting, self._clock)
-        self._storing.add(stored.future)
-        stored.future.add_done_callback(self._storing.discard)
+        self._newest = stored.future
         self._unstored.append(setting)
         queue.wait(queue.request(), stored)
         return stored.future
