@@ -28,6 +28,19 @@ __all__ = ["DemoDisplay", "DemoResult", "HopCounts", "TelemetrySender", "chaos",
 MAX_IN_FLIGHT = 20
 """Messages in flight: enough that a kill of the node interrupts some, few enough to keep the order."""
 NO_SUBSCRIBERS = 0x10
+TUBE_TOPIC = "water_flow"
+ROWS, WINDOWS = "readings", "alarms"
+"""The sinks of examples/water/pipeline.yaml."""
+WINDOW = timedelta(hours=3)
+"""The duration of its windows."""
+
+RATE = 120.0
+CHAOS_RATE = 45.0
+"""Messages per second: about ten seconds for all; with kills, slow enough to be interrupted."""
+LONGEST_STEP_S = 180.0
+POLL_S = 0.1
+
+T = TypeVar("T")
 
 
 class TelemetrySender:
@@ -93,21 +106,6 @@ class TelemetrySender:
             self._slots.release()
 
 
-T = TypeVar("T")
-
-TUBE_TOPIC = "water_flow"
-ROWS, WINDOWS = "readings", "alarms"
-"""The sinks of examples/water/pipeline.yaml."""
-WINDOW = timedelta(hours=3)
-"""The duration of its windows."""
-
-RATE = 120.0
-CHAOS_RATE = 45.0
-"""Messages per second: about ten seconds for all; with kills, slow enough to be interrupted."""
-LONGEST_STEP_S = 180.0
-POLL_S = 0.1
-
-
 @dataclass(slots=True)
 class HopCounts:
     """Messages per hop. ``batches`` has the latest counts of each batch of the pipeline."""
@@ -137,8 +135,8 @@ class HopCounts:
             ("sent over MQTT", self.sent),
             ("acknowledged", self.acknowledged),
             ("in the TubeMQ log", self.logged),
-            ("through to the table", self.read("readings")),
-            ("through to the windows", self.read("alarms")),
+            ("through to the table", self.read(ROWS)),
+            ("through to the windows", self.read(WINDOWS)),
         ]
         behind = [self.total, *(count for _, count in hops)]
         return [
@@ -265,7 +263,7 @@ class _DemoRun:
     async def gather(self, sender: TelemetrySender) -> Evidence:
         """Read the evidence."""
         lake = self.stack.lake
-        rows = read_table(lake / "readings", ["_id", "time", "flow"])
+        rows = read_table(lake / ROWS, ["_id", "time", "flow"])
         async with self.connect_store("proof") as store:
             alarms = await read_alarms(store, self.branch, data.window_starts(self.readings, WINDOW))
         return Evidence(
@@ -342,7 +340,7 @@ async def run_demo(options: DemoOptions, screen: DemoDisplay) -> DemoResult:
         await demo.stack.close()
     proof = demo.prove(evidence)
     seconds = time.monotonic() - began
-    table = demo.stack.lake / "readings"
+    table = demo.stack.lake / ROWS
     return DemoResult(proof, list(evidence.segments), demo.readings, demo.limits, table, seconds)
 
 

@@ -71,20 +71,31 @@ __all__ = [
     "subscription_key",
 ]
 
+SCHEMA: Final = 3
+"""Schema version of the databases; a newer one is refused. Since 2 commits may be in a log next to them, since 3
+retained messages may have a publisher."""
+TABLES: Final = (
+    *("sessions", "subscriptions", "messages", "deliveries", "progress", "incoming", "retained"),
+    *("meta", "quarantine"),
+)
+"""Frames of the log refer to a table by its index here: add new tables at the end."""
+
 _CHECKSUM: Final = Struct(">I")
 _SESSION: Final = Struct(">IQQBB")  # expiry, ends at, will at, protocol version, flags
 _SUBSCRIPTION: Final = Struct(">QBI")  # session, options, length of the identifier block
 _MESSAGE: Final = Struct(">Bq")  # flags, accepted at
 _DELIVERY: Final = Struct(">QQHBIH")  # session, shared message or 0, packet id, flags, lengths: identifiers, share
 _PROGRESS: Final = Struct(">QHB")  # session, packet identifier, stage
-_KEY: Final = Struct(">Q")
-_PAIR: Final = Struct(">QH")
+_NUMBER: Final = Struct(">Q")
+_INCOMING: Final = Struct(">QH")  # session, packet identifier
 _LENGTH: Final = Struct(">I")
 
 _HAS_SOURCE: Final = 8
 """Flag of a stored message: its publisher precedes the topic."""
 _NEVER_BEFORE: Final = 1
 """Stored instead of instants before the clock's zero; 0 means none."""
+
+T = TypeVar("T")
 
 
 def digest_of(text: str) -> bytes:
@@ -94,17 +105,17 @@ def digest_of(text: str) -> bytes:
 
 def number_key(number: int) -> bytes:
     """Return the key of a session, message, delivery or its progress, in the order of creation."""
-    return _KEY.pack(number)
+    return _NUMBER.pack(number)
 
 
 def subscription_key(session: int, topic_filter: str) -> bytes:
     """Return the key of a session's subscription."""
-    return _KEY.pack(session) + digest_of(topic_filter)
+    return _NUMBER.pack(session) + digest_of(topic_filter)
 
 
 def incoming_key(session: int, packet_id: int) -> bytes:
     """Return the key of a received QoS 2 message before its PUBREL."""
-    return _PAIR.pack(session, packet_id)
+    return _INCOMING.pack(session, packet_id)
 
 
 def encode_session(row: SessionRow, offset: int) -> bytes:
@@ -326,21 +337,6 @@ def _clock(wall: int, offset: int) -> int:
     return max(_NEVER_BEFORE, wall - offset) if wall else 0
 
 
-SCHEMA: Final = 3
-"""Schema version of the databases; a newer one is refused. Since 2 commits may be in a log next to them, since 3
-retained messages may have a publisher."""
-
-_NUMBER: Final = Struct(">Q")
-_INCOMING: Final = Struct(">QH")
-TABLES: Final = (
-    *("sessions", "subscriptions", "messages", "deliveries", "progress", "incoming", "retained"),
-    *("meta", "quarantine"),
-)
-"""Frames of the log refer to a table by its index here: add new tables at the end."""
-
-T = TypeVar("T")
-
-
 def environment_at(path: Path, durability: Durability, map_bytes: int = INITIAL_MAP_BYTES) -> LmdbEnvironment:
     """Return the environment of the sessions in the directory ``path``, which is not open yet."""
     return LmdbEnvironment(
@@ -433,16 +429,17 @@ def _operations(batch: Batch) -> list[Operation]:
             (DELETE, table, key, b"") if value is None else (PUT, table, key, encode(value)) for key, value in changes
         )
 
-    numbered = number_key
-    add("sessions", ((numbered(n), row) for n, row in batch.sessions.items()), lambda row: encode_session(row, offset))
+    add(
+        "sessions", ((number_key(n), row) for n, row in batch.sessions.items()), lambda row: encode_session(row, offset)
+    )
     add(
         "subscriptions",
         ((subscription_key(*key), row) for key, row in batch.subscriptions.items()),
         encode_subscription,
     )
-    add("messages", ((numbered(n), m) for n, m in batch.messages.items()), lambda m: encode_message(m, offset))
-    add("deliveries", ((numbered(n), d) for n, d in batch.deliveries.items()), lambda d: encode_delivery(*d, offset))
-    add("progress", ((numbered(n), p) for n, p in batch.progress.items()), lambda p: encode_progress(*p))
+    add("messages", ((number_key(n), m) for n, m in batch.messages.items()), lambda m: encode_message(m, offset))
+    add("deliveries", ((number_key(n), d) for n, d in batch.deliveries.items()), lambda d: encode_delivery(*d, offset))
+    add("progress", ((number_key(n), p) for n, p in batch.progress.items()), lambda p: encode_progress(*p))
     add("incoming", ((incoming_key(*key), state) for key, state in batch.incoming.items()), lambda s: bytes((s,)))
     add("retained", ((digest_of(t), m) for t, m in batch.retained.items()), lambda m: encode_retained(*m, offset))
     return operations
