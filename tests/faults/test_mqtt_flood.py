@@ -16,11 +16,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.errors import RefusedError
-from penstock.mqtt import listener_access
+from penstock.mqtt import password_checks
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Subscribe, Subscription
-from penstock.mqtt.listener_access import AccessRules, AccessStats, AuthenticationMethod, ListenerAccess, PasswordChecks
+from penstock.mqtt.listener_access import AccessRules, AccessStats, AuthenticationMethod, ListenerAccess
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.security.passwords import Credential, make_credential, verify_password
@@ -200,7 +201,7 @@ async def test_wrong_passwords_do_not_keep_others_out(monkeypatch: pytest.Monkey
     def verify(credential: Credential | None, password: bytes) -> bool:
         return (password == b"secret" or ready.wait(DEADLINE_S)) and verify_password(credential, password)
 
-    monkeypatch.setattr(listener_access, "verify_password", verify)
+    monkeypatch.setattr(password_checks, "verify_password", verify)
     access_rules = AccessRules(users={"ann": make_credential("ann", b"secret")})
     gate = ListenerAccess(
         frozenset({AuthenticationMethod.PASSWORD}), access_rules, checks, stats, now=lambda: int(loop.time() * 1000)

@@ -38,7 +38,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 import penstock
 from penstock.errors import StorageError
-from penstock.mqtt.listener_access import PasswordChecks
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.transport.tls import ServerTls
 from penstock.runtime.io.acceptor import Acceptor
 from penstock.runtime.io.network import Address, bind_error

@@ -35,8 +35,8 @@ from penstock.mqtt.listener_access import (
     AuthenticationMethod,
     InProcessAccess,
     ListenerAccess,
-    PasswordChecks,
 )
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener
 from penstock.mqtt.transport.listener_settings import ListenerSettings

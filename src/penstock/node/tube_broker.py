@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError, StorageError, UnavailableError
-from penstock.mqtt.listener_access import PasswordChecks
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.node.api_access import ApiAccess, backup_route
 from penstock.node.backup import Backups, BackupSource
 from penstock.node.client_warnings import ClientWarnings, TubeDenials

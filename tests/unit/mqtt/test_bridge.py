@@ -12,7 +12,8 @@ from penstock.errors import RefusedError
 from penstock.mqtt.bridge import HOPS, Bridge, BridgeSettings, BridgeTopic, Direction
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.listener_access import AccessRules, AccessStats, InProcessAccess, PasswordChecks
+from penstock.mqtt.listener_access import AccessRules, AccessStats, InProcessAccess
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound, Service
 from penstock.security.policy_file import parse_policy

@@ -18,8 +18,8 @@ from penstock.mqtt.listener_access import (
     Certificate,
     InProcessAccess,
     ListenerAccess,
-    PasswordChecks,
 )
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.node.security import NODE_TOPICS
 from penstock.security.passwords import make_credential
 from penstock.security.policy_file import parse_policy

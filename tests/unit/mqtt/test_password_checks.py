@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.mqtt import listener_access as password_checks
+from penstock.mqtt import password_checks
 from penstock.mqtt.engine.model.limits import BrokerLimits
-from penstock.mqtt.listener_access import PasswordChecks, check_workers
+from penstock.mqtt.password_checks import PasswordChecks, check_workers
 from penstock.security.passwords import Credential, make_credential
 
 ANN = make_credential("ann", b"right")
@@ -119,7 +119,7 @@ async def test_the_cache_of_verified_passwords_is_bounded(monkeypatch: pytest.Mo
     checks = PasswordChecks()
     for n in range(10):
         assert await answer(checks, b"%d" % n)
-    assert len(checks._right) == 3
+    assert len(checks._verified) == 3
     checks.close()
 
 

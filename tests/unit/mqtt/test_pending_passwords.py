@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.mqtt import listener_access
+from penstock.mqtt import password_checks
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, PingReq
 from penstock.mqtt.codec.version311 import encode_311
-from penstock.mqtt.listener_access import AccessRules, AccessStats, AuthenticationMethod, ListenerAccess, PasswordChecks
+from penstock.mqtt.listener_access import AccessRules, AccessStats, AuthenticationMethod, ListenerAccess
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.security.passwords import Credential, make_credential
@@ -68,7 +69,7 @@ class Node:
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> Blocked:
     made = Blocked()
-    monkeypatch.setattr(listener_access, "verify_password", made)
+    monkeypatch.setattr(password_checks, "verify_password", made)
     return made
 
 

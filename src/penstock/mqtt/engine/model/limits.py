@@ -7,7 +7,7 @@ enforced in these modules of ``penstock.mqtt``:
 * connections: ``engine/broker.py``; of an address or listener ``transport/connection_limits.py``;
 * CONNECT: ``engine/connections/connection.py`` (``_before_connack``, ``_accepted``); sessions, also per client and
   principal: ``engine/sessions/session_manager.py`` (``refusal``); topic and properties of a will:
-  ``engine/connections/handshake.py`` (``_will_problem``); checks of passwords: ``listener_access.py``;
+  ``engine/connections/handshake.py`` (``_will_problem``); checks of passwords: ``password_checks.py``;
 * packets: ``codec/decoder.py``; topic names: ``engine/routing/router.py`` (``route``); received messages:
   ``engine/connections/publish.py`` (``handle_publish``), their properties: ``codec/property_blocks.py``;
 * SUBSCRIBE as a packet: ``engine/connections/connection.py`` (``_change_subscriptions``), its properties:
