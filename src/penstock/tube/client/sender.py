@@ -30,7 +30,7 @@ from penstock.tube.codec.methods import MethodId, ServiceType
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition
-from penstock.tube.engine.client.producer_state import AVOID_MS, UNTIL_RESTORED, PartitionQueue, Routes, SendEncoder
+from penstock.tube.engine.client.producer_state import EXCLUDED_MS, UNTIL_RESTORED, PartitionQueue, Routes, SendEncoder
 from penstock.tube.engine.client.request_session import Outcome
 from penstock.tube.record import Record, utf8
 
@@ -363,7 +363,7 @@ class Sender:
         except UnavailableError as failure:
             error, retry = failure, True
             if failure is outcome and not connection.closed:  # no response in time
-                self._avoid(target.broker.id)
+                self._exclude(target.broker.id)
                 connection.abort()
         except PenstockError as failure:
             error, retry = failure, False
@@ -383,7 +383,7 @@ class Sender:
             )
             error.retriable = retry
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
-                self._routes.exclude(target.broker.id, monotonic_ms() + AVOID_MS)
+                self._routes.exclude(target.broker.id, monotonic_ms() + EXCLUDED_MS)
             if answer.errCode == ErrCode.FORBIDDEN:
                 self._reroute_soon(target, queue.refused(number), error)
                 self._continue(queue)
@@ -613,7 +613,7 @@ class Sender:
             state.timer = self._loop.call_later(left, self._check_available, broker_id)
             return
         state.late = True
-        self._avoid(broker_id)
+        self._exclude(broker_id)
         self._leave_late_brokers()
 
     def _restore(self, broker_id: int) -> None:
@@ -622,7 +622,7 @@ class Sender:
             state.late = False
         self._routes.restore(broker_id)
 
-    def _avoid(self, broker_id: int) -> None:
+    def _exclude(self, broker_id: int) -> None:
         """Avoid the broker until it answers: records without a fixed partition go to others."""
         if not self._routes.excluded(broker_id, monotonic_ms()):
             self._routes.exclude(broker_id, UNTIL_RESTORED)
@@ -639,7 +639,7 @@ class Sender:
         """Connect to a broker; retry while the master announces it or records wait for it."""
         broker = target.broker
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
-        late = self._loop.call_later(self._settings.availability_timeout_s, self._avoid, broker.id)
+        late = self._loop.call_later(self._settings.availability_timeout_s, self._exclude, broker.id)
         try:
             while True:
                 broker = self._routes.brokers.get(broker.id, broker)
@@ -650,7 +650,7 @@ class Sender:
                 except UnavailableError as error:
                     for queue in self._queues_to(broker.id):
                         self._expire(queue, error)
-                    self._avoid(broker.id)
+                    self._exclude(broker.id)
                     waited_for = any(not queue.empty for queue in self._queues_to(broker.id))
                     if not waited_for and broker.id not in self._routes.brokers:
                         self._restore(broker.id)  # it may be announced again

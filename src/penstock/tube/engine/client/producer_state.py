@@ -6,7 +6,7 @@ the messages of one partition until they have an outcome. :class:`SendEncoder` e
     queue.push(message)
     queue.ready() -> number and messages of a request    # to send now; None: not now
     queue.succeeded(number) | refused(number) | failed(number)
-    queue.again() -> messages to send again, messages given up
+    queue.retries() -> messages to send again, messages given up; None: not now
 
 Messages of a partition are sent in order. A request has one message, or many if the broker accepts batches. Without
 ``producer_id`` a failed message is sent again only while no later one is in the log. With one, messages are numbered
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from penstock.errors import RefusedError
+from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.proto import master_pb2, shared_pb2
 from penstock.tube.codec.strings import (
@@ -36,13 +37,15 @@ from penstock.tube.codec.strings import (
 from penstock.tube.codec.varint import encode_varint
 from penstock.tube.engine.client.request_session import ClientCredentials
 
-__all__ = ["AVOID_MS", "UNTIL_RESTORED", "PartitionQueue", "QueuedMessage", "Routes", "SendEncoder", "Token"]
+__all__ = ["EXCLUDED_MS", "UNTIL_RESTORED", "PartitionQueue", "QueuedMessage", "Routes", "SendEncoder", "Token"]
 
 # --- brokers and partitions ---
 
 
-AVOID_MS = 50_000  # a broker that answered 503
+EXCLUDED_MS = 50_000
+"""Time for which round robin excludes a broker that answered SERVICE_UNAVAILABLE."""
 UNTIL_RESTORED = 1 << 62
+"""A time that never comes: a broker is excluded until it responds again."""
 DEFAULT_MAX_BYTES = 1 << 20
 
 
@@ -80,7 +83,7 @@ class Routes:
         self._partitions: dict[str, list[Partition]] = {}
         self._turn: dict[str, int] = {}
         self._start = start
-        self._avoid: dict[int, int] = {}
+        self._excluded_until: dict[int, int] = {}
 
     def register(self) -> master_pb2.RegisterRequestP2M:
         """Return a registration with the published topics."""
@@ -97,7 +100,7 @@ class Routes:
         """Process the successful response to :meth:`register`."""
         if self.credentials is not None:
             self.credentials.authorized(answer.authorizedInfo)
-        self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
+        self._update(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
 
     def heartbeat(self) -> master_pb2.HeartRequestP2M:
         """Return the next heartbeat to the master."""
@@ -117,10 +120,10 @@ class Routes:
         """Process the successful response to :meth:`heartbeat`: it has changed brokers, and the whole topic map."""
         if self.credentials is not None:
             self.credentials.authorized(answer.authorizedInfo, sign_again=answer.requireAuth)
-        self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
+        self._update(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
         self.unavailable = dict(text.partition("#")[::2] for text in answer.unavailable)
-        if answer.errCode == 201:
-            return  # the master is not ready: keep the known topics
+        if answer.errCode == ErrCode.NOT_READY:
+            return  # keep the known topics
         self._infos = {info.topic: info for info in map(TopicInfo.parse, answer.served or answer.topicInfos)}
         self._partitions = {}
 
@@ -154,8 +157,8 @@ class Routes:
 
         A number without broker is the partition of the first broker that has it.
 
-        A key keeps its partition while the topic's partitions stay the same, even if that broker is avoided: messages
-        of one key stay in order. Round robin skips avoided brokers while there are others.
+        A key keeps its partition while the topic's partitions stay the same, even if that broker is excluded: messages
+        of one key stay in order. Round robin skips excluded brokers while there are others.
 
         Raises:
             RefusedError: the topic has no such partition.
@@ -179,7 +182,7 @@ class Routes:
         if key is not None:
             return known[zlib.crc32(key) % len(known)]
         turn = self._turn.get(topic, self._start) + 1
-        if self._avoid:
+        if self._excluded_until:
             for ahead in range(len(known)):
                 candidate = known[(turn + ahead) % len(known)]
                 if not self.excluded(candidate.broker.id, now):
@@ -190,20 +193,20 @@ class Routes:
 
     def exclude(self, broker_id: int, until: int) -> None:
         """Exclude a broker from round robin until a time in ms, or :data:`UNTIL_RESTORED`."""
-        self._avoid[broker_id] = until
+        self._excluded_until[broker_id] = until
 
     def restore(self, broker_id: int) -> None:
         """Include a broker that responds again in round robin, unless it is excluded until a certain time."""
-        if self._avoid.get(broker_id) == UNTIL_RESTORED:
-            del self._avoid[broker_id]
+        if self._excluded_until.get(broker_id) == UNTIL_RESTORED:
+            del self._excluded_until[broker_id]
 
     def excluded(self, broker_id: int, now: int) -> bool:
         """Return True if round robin excludes this broker at ``now``."""
-        until = self._avoid.get(broker_id)
+        until = self._excluded_until.get(broker_id)
         if until is None:
             return False
         if until <= now:
-            del self._avoid[broker_id]
+            del self._excluded_until[broker_id]
             return False
         return True
 
@@ -214,7 +217,7 @@ class Routes:
     def _certificate(self) -> shared_pb2.MasterCertificateInfo | None:
         return None if self.credentials is None else self.credentials.certificate()
 
-    def _take(
+    def _update(
         self,
         check_sum: int,
         brokers: Iterable[str],
