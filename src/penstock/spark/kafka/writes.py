@@ -342,6 +342,7 @@ def _wait_until_stored(session: _Session, producer: Producer, deliveries: _Deliv
     deliveries.check()
 
 
+# Names of the client's errors, by cause
 _TEMPORARY: Final = frozenset(
     (
         *("_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_WAIT_COORD", "_RESOLVE", "REQUEST_TIMED_OUT"),
@@ -354,7 +355,7 @@ _UNKNOWN: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOW
 _REPLACED: Final = frozenset({"_FATAL", "_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "_STATE"})
 _TOO_LARGE: Final = frozenset({"MSG_SIZE_TOO_LARGE", "INVALID_MSG_SIZE"})
 _ROW: Final = _TOO_LARGE | {"INVALID_MSG", "INVALID_RECORD", "INVALID_TIMESTAMP", "POLICY_VIOLATION"}
-"""Names of the client's errors, by cause."""
+"""The message itself is at fault."""
 _ACLS: Final = (
     "permit the user Write, Read and Describe of the topic, Read of groups and Write of transactional ids that begin"
     " with penstock/"
@@ -364,8 +365,9 @@ _ACLS: Final = (
 class _Purpose(NamedTuple):
     """Hints of errors, for one kind of writing.
 
-    ``part``: the part of the file with the connection. ``retry``: what follows after an outage. ``too_large`` and
-    ``refused``: what to do about a message that Kafka refuses.
+    ``part``: the part of the file with the connection. ``permissions``: how to permit the user what it lacks.
+    ``retry``: what follows after an outage. ``too_large`` and ``refused``: what to do about a message that Kafka
+    refuses.
     """
 
     part: str
