@@ -209,7 +209,7 @@ async def test_keys_are_paged_by_prefix_and_values_are_audited(tmp_path: Path) -
 async def test_a_list_is_exported_as_it_is_filtered(tmp_path: Path) -> None:
     async with running(config(tmp_path)) as ready:
         api = Api(ready)
-        async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+        async with StateStoreClient.connect(f"mqtt://{ready.mqtt}", timeout_s=120) as store:
             await asyncio.gather(*(store.set(f"line/{number:04}", b"x") for number in range(2100)))
             await store.set("=1+1", b"x")
         _, headers, text = await api.send("/keys?prefix=line/&format=ndjson&limit=3")
