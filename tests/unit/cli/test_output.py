@@ -96,7 +96,7 @@ def test_notes_and_errors_are_folded_on_a_terminal_without_breaking_commands(mon
         if terminal.isatty():
             assert lines[-2:] == [
                 "  hint: create it (penstock tube topic create plant), or",
-                "       correct the name (penstock tube topic list)",
+                "        correct the name (penstock tube topic list)",
             ]
             assert lines[:2] == ["penstock: topic 'plant' does not exist at the master of", "  this node"]
         assert len(lines) == (5 if terminal.isatty() else 3)
