@@ -7,6 +7,8 @@ from typing import Any
 from penstock.tube.codec.codes import EXTENSIONS
 from penstock.tube.codec.envelope import Request, decode_response
 from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.strings import BrokerInfo, Partition
+from penstock.tube.engine.client.consumer_state import GroupStart, PartitionConsumer
 from tests.engine.tube.broker_harness import NOW, Talk, texts
 
 
@@ -229,3 +231,24 @@ def test_a_broker_announces_its_extensions_on_request() -> None:
     talk = Talk()
     assert talk.register(extensions=1).extensions == EXTENSIONS
     assert not talk.register().HasField("extensions")
+
+
+def test_a_consumer_that_leaves_before_it_has_a_response_does_not_confirm_the_messages_in_it() -> None:
+    talk = Talk()
+    address = talk.connection = object()
+    consumer = PartitionConsumer(Partition(BrokerInfo(1, "h", 1), "demo", 0), GroupStart.EARLIEST, long_poll_ms=1000)
+    consumer.register_answer(talk.register(extensions=EXTENSIONS), NOW)
+    asked = consumer.get_request("c1", "group")
+    assert ask(talk, address, 1, maxWaitMs=asked.maxWaitMs, lastPackConsumed=asked.lastPackConsumed) is None
+    talk.fill(b"a")
+    ((_, _, found),) = ready(talk)
+    consumer.get_answer(found, NOW)
+    consumer.confirmed()
+    asked = consumer.get_request("c1", "group")
+    assert ask(talk, address, 2, maxWaitMs=asked.maxWaitMs, lastPackConsumed=asked.lastPackConsumed) is None
+    talk.fill(b"b")
+    ((_, _, in_transit),) = ready(talk)
+    assert texts(in_transit) == [b"b"]
+    assert talk.register(opType=32, readStatus=consumer.leave_status).success
+    assert talk.register(clientId="c2").success
+    assert texts(talk.get(clientId="c2")) == [b"b"], "the next member gets what the first one has not received"

@@ -35,9 +35,13 @@ def test_verdict_travels_with_the_next_get() -> None:
     assert ours.get_answer(get_answer(200, 2), 0) is FetchStep.DELIVER
     assert ours.leave_status == 1
     assert not ours.get_request("c", "g").lastPackConsumed
+    assert ours.get_answer(get_answer(200, 2), 0) is FetchStep.DELIVER
     ours.confirmed()
-    assert ours.get_request("c", "g").lastPackConsumed
     assert ours.leave_status == 0
+    assert ours.get_request("c", "g").lastPackConsumed
+    assert ours.leave_status == 1, "the get has confirmed it; its response may bring other messages"
+    assert ours.get_answer(get_answer(503), 0) is FetchStep.WAIT
+    assert ours.leave_status == 0, "the get may not have confirmed it"
 
 
 def test_only_the_first_registration_may_begin_at_the_end() -> None:

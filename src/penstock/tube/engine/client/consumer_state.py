@@ -562,6 +562,7 @@ class PartitionConsumer:
         self._explicit = explicit
         self._known = False  # whether it was registered before in this process
         self._verdict = False  # whether the previous batch was processed
+        self._asked = False  # whether a get has no response yet
         self._attempts = 0
         self._most_wait_ms = most_wait_ms
         self._wait_ms = self.FIRST_WAIT_MS
@@ -624,6 +625,7 @@ class PartitionConsumer:
 
     def get_request(self, client_id: str, group: str) -> broker_pb2.GetMessageRequestC2B:
         """Return the next get, which confirms the previous batch."""
+        self._asked = True
         request = broker_pb2.GetMessageRequestC2B(
             clientId=client_id,
             partitionId=self.partition.id,
@@ -643,6 +645,7 @@ class PartitionConsumer:
     def get_answer(self, answer: broker_pb2.GetMessageResponseB2C, now: int) -> FetchStep:
         """Process the response to a get: deliver its messages, get again (immediately or later), register again, or
         drop the partition."""
+        self._asked = False
         code = answer.errCode
         if code == ErrCode.SUCCESS:
             self.offset = answer.currOffset
@@ -675,11 +678,16 @@ class PartitionConsumer:
         """Register that the registration ended; unconfirmed messages are delivered again."""
         self.registered = False
         self._verdict = False
+        self._asked = False
 
     @property
     def leave_status(self) -> int:
-        """Return readStatus of the release: 0 commits the last batch, 1 does not."""
-        return 0 if self._verdict and not self.reads_ahead else 1
+        """Return readStatus of the release: 0 commits the last batch, 1 does not.
+
+        A get without a response has confirmed the last batch. Its response may be in transit: then the last batch of
+        the broker is one that this consumer has not received.
+        """
+        return 0 if self._verdict and not self._asked and not self.reads_ahead else 1
 
     def _idle(self, now: int) -> FetchStep:
         wait = self._wait_ms
