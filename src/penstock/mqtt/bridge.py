@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from heapq import heappop, heappush
 from typing import Final
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
@@ -36,6 +37,7 @@ __all__ = [
     "Direction",
     "bridge_client_id",
     "bridged_properties",
+    "end_removed_bridges",
     "hop_count",
     "translate_topic",
 ]
@@ -51,9 +53,55 @@ _FULL: Final = frozenset((ReasonCode.QUOTA_EXCEEDED, ReasonCode.MESSAGE_RATE_TOO
 """Temporary refusals of a message, after which it is sent again."""
 
 
+_CLIENT_PREFIX: Final = "$bridge/"
+
+
 def bridge_client_id(name: str) -> str:
     """Return the client identifier of a bridge on its own node."""
-    return f"$bridge/{name}"
+    return f"{_CLIENT_PREFIX}{name}"
+
+
+async def end_removed_bridges(server: MqttServer, names: Collection[str]) -> None:
+    """End the sessions of bridges other than ``names``: they do not expire, and would queue messages forever.
+
+    Raises:
+        PenstockError: the server is shutting down.
+    """
+    remaining = set(map(bridge_client_id, names))
+    for session in list(server.broker.sessions.values()):
+        client_id = session.client_id
+        # The owner shows that it is not the session of a network client with such an identifier.
+        if session.owner != client_id or not client_id.startswith(_CLIENT_PREFIX) or client_id in remaining:
+            continue
+        waiting = session.queued() + session.inflight.count
+        async with _local_client(server, client_id, clean_start=True):
+            pass
+        logger.log(
+            logging.WARNING if waiting else logging.INFO,
+            "bridge %s is not configured any more: its session ended; messages dropped: %d",
+            *(client_id.removeprefix(_CLIENT_PREFIX), waiting),
+        )
+
+
+def _local_client(
+    server: MqttServer,
+    client_id: str,
+    access: Access | None = None,
+    *,
+    clean_start: bool = False,
+    session_expiry_s: int = 0,
+    window: int = 1,
+) -> MqttClient:
+    """Create a client of the node's own broker."""
+    return MqttClient(
+        client_id=client_id,
+        clean_start=clean_start,
+        session_expiry_s=session_expiry_s,
+        receive_maximum=window,
+        reconnect=False,
+        manual=True,
+        opener=lambda owner: InProcessLink(owner, server, client_id, access),
+    )
 
 
 class Direction(StrEnum):
@@ -164,6 +212,54 @@ class BridgeStats:
     dropped_offline: int = 0
 
 
+class _RefusedMessages:
+    """Messages of one topic, of which the destination has refused one temporarily: one at a time is sent, the oldest
+    first.
+
+    ``busy``: a message has its turn; ``pause_s``: pause before it is sent, 0 after an accepted message.
+    """
+
+    def __init__(self) -> None:
+        self.busy = False
+        self._backoff = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
+        self.pause_s = self._backoff.failed()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    async def wait_for_turn(self, number: int) -> None:
+        """Wait until the message ``number`` has its turn, which :meth:`next_turn` ends."""
+        if not self.busy:
+            self.busy = True
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (number, turn))
+        await turn
+
+    def next_turn(self) -> None:
+        """Give the oldest waiting message its turn."""
+        while self._waiting:
+            _, turn = heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.busy = False
+
+    def settled(self, *, accepted: bool) -> None:
+        """Determine the pause after an attempt."""
+        if accepted:
+            self._backoff.reset()
+        self.pause_s = 0.0 if accepted else self._backoff.failed()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A message of one direction with its number, its topic on the other broker, and the refused messages by topic."""
+
+    number: int
+    message: Publish
+    topic: str
+    refused: dict[str, _RefusedMessages]
+
+
 class Bridge:
     """A bridge that runs from :meth:`start` to :meth:`close`, and reconnects.
 
@@ -236,14 +332,8 @@ class Bridge:
             await asyncio.sleep(delay)
 
     def _create_local(self) -> MqttClient:
-        return MqttClient(
-            client_id=self._client_id,
-            clean_start=False,
-            session_expiry_s=NO_EXPIRY,
-            receive_maximum=self.settings.window,
-            reconnect=False,
-            manual=True,
-            opener=lambda owner: InProcessLink(owner, self._server, self._client_id, self._access),
+        return _local_client(
+            self._server, self._client_id, self._access, session_expiry_s=NO_EXPIRY, window=self.settings.window
         )
 
     def _create_remote(self) -> MqttClient:
@@ -319,6 +409,8 @@ class Bridge:
         """Copy messages of one direction in their order, ``window`` in flight."""
         room = asyncio.Semaphore(self.settings.window)
         tasks: set[asyncio.Task[None]] = set()
+        refused: dict[str, _RefusedMessages] = {}
+        number = 0
         try:
             async for message in source.messages():
                 topic = translate_topic(message.topic, self.settings.topics, outward=outward)
@@ -328,7 +420,9 @@ class Bridge:
                     source.acknowledge(message)
                     continue
                 await room.acquire()
-                task = asyncio.create_task(self._copy_message(source, sink, message, topic, outward=outward))
+                number += 1
+                copy = _Copy(number, message, topic, refused)
+                task = asyncio.create_task(self._copy_message(source, sink, copy, outward=outward))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
                 task.add_done_callback(lambda _: room.release())
@@ -336,16 +430,14 @@ class Bridge:
             for task in tasks:
                 task.cancel()
 
-    async def _copy_message(
-        self, source: MqttClient, sink: MqttClient, message: Publish, topic: str, *, outward: bool
-    ) -> None:
+    async def _copy_message(self, source: MqttClient, sink: MqttClient, copy: _Copy, *, outward: bool) -> None:
         """Copy one message; if the destination is closed, it is not acknowledged, and is delivered again."""
-        stats = self.stats
+        stats, message, topic = self.stats, copy.message, copy.topic
         if message.qos == 0 and not sink.connected:
             stats.dropped_offline += 1
             return
         try:
-            await self._publish(sink, message, topic)
+            await self._publish(sink, copy)
         except UnavailableError as error:
             if sink.closed:
                 return
@@ -357,25 +449,45 @@ class Bridge:
             stats.received += not outward
         source.acknowledge(message)
 
-    async def _publish(self, sink: MqttClient, message: Publish, topic: str) -> None:
-        """Publish a message; repeat while the destination refuses it temporarily."""
-        backoff = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
-        while True:
-            try:
-                await sink.publish(
-                    topic,
-                    message.payload,
-                    qos=message.qos,
-                    retain=message.retain,
-                    properties=bridged_properties(message),
-                )
-            except RefusedError as error:
-                if error.code not in _FULL:
-                    raise
-            else:
-                return
+    async def _publish(self, sink: MqttClient, copy: _Copy) -> None:
+        """Publish a message; repeat while the destination refuses it temporarily.
+
+        Meanwhile later messages of its topic wait, so that an old message does not replace a newer one. Only those that
+        were in flight already may be accepted before it.
+        """
+        topic, refused = copy.topic, copy.refused
+        if (not copy.message.qos or topic not in refused) and await self._is_accepted(sink, copy):
+            return
+        messages = refused.setdefault(topic, _RefusedMessages())
+        await messages.wait_for_turn(copy.number)
+        try:
+            accepted = False
+            while not accepted:
+                await asyncio.sleep(messages.pause_s)
+                accepted = await self._is_accepted(sink, copy)
+                messages.settled(accepted=accepted)
+        finally:
+            messages.next_turn()
+            if not messages.busy:
+                refused.pop(topic, None)
+
+    async def _is_accepted(self, sink: MqttClient, copy: _Copy) -> bool:
+        """Publish a message once; return False if the destination refuses it temporarily."""
+        message = copy.message
+        try:
+            await sink.publish(
+                copy.topic,
+                message.payload,
+                qos=message.qos,
+                retain=message.retain,
+                properties=bridged_properties(message),
+            )
+        except RefusedError as error:
+            if error.code not in _FULL:
+                raise
             self.stats.retries += 1
-            await asyncio.sleep(backoff.failed())
+            return False
+        return True
 
     def _drop(self, topic: str, error: PenstockError) -> None:
         self.stats.dropped_refused += 1

@@ -22,7 +22,7 @@ from penstock import compiled
 from penstock.console.console import Console
 from penstock.console.snapshots import Health, ListenerSnapshot, NodeSnapshot, Reason, Rule, Severity
 from penstock.errors import OutOfSpaceError, PenstockError, UnavailableError
-from penstock.mqtt.bridge import Bridge
+from penstock.mqtt.bridge import Bridge, end_removed_bridges
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
@@ -743,6 +743,7 @@ class Node:
 
     async def _bridges(self, server: MqttServer) -> None:
         """Start the bridges before the listeners, so that no message is missed; they are closed after them."""
+        await end_removed_bridges(server, [entry.name for entry in self.config.bridges])
         for entry in self.config.bridges:
             bridge = Bridge(entry.settings(), server, self.security.acting_as(entry.acts_as, entry.name))
             await bridge.start()

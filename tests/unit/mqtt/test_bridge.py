@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import RefusedError
-from penstock.mqtt.bridge import HOPS, Bridge, BridgeSettings, BridgeTopic, Direction
+from penstock.mqtt.bridge import HOPS, Bridge, BridgeSettings, BridgeTopic, Direction, end_removed_bridges
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.listener_access import AccessRules, AccessStats, InProcessAccess
@@ -142,6 +142,22 @@ async def test_outbound_messages_wait_for_a_stopped_bridge(sites: Sites) -> None
     assert await sites.at_here.publish("old") == 0x10
 
 
+async def test_sessions_of_removed_bridges_end(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("a"))
+    await until(lambda: bridge.stats.connected == 1)
+    await bridge.close()
+    other = MqttClient("127.0.0.1", sites.at_here.port, client_id="$bridge/other", session_expiry_s=60)
+    async with other:
+        await other.subscribe("other")
+    await sites.at_here.publish("a", b"waits")
+    await end_removed_bridges(sites.here, ["plant"])
+    assert sites.here.subscriptions_of("$bridge/plant") == ["a"]
+    await end_removed_bridges(sites.here, [])
+    assert await sites.at_here.publish("a") == 0x10
+    assert sites.here.subscriptions_of("$bridge/other") == ["other"], "it belongs to a client"
+    assert "bridge plant is not configured any more: its session ended; messages dropped: 1" in caplog.text
+
+
 async def test_inbound_messages_are_acknowledged_once_accepted_locally(sites: Sites) -> None:
     bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
     await until(lambda: sites.there.stats.subscriptions == 1)
@@ -185,6 +201,35 @@ async def test_refused_messages_do_not_stop_the_rest(sites: Sites, caplog: pytes
     await until(lambda: bridge.stats.received == 2)
     assert (bridge.stats.dropped_refused, bridge.stats.retries) == (1, 1)
     assert "dropped a message to 'log/x'" in caplog.text
+
+
+async def test_refused_messages_of_a_topic_stay_in_order_and_delay_no_other_topic(sites: Sites) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
+    await until(lambda: sites.there.stats.subscriptions == 1)
+    held = sites.service.held
+    accepted: list[bytes] = []
+    for n in range(3):
+        await sites.at_there.publish("log/x", str(n))
+    await until(lambda: len(held) == 3)
+    await sites.at_there.publish("log/x", b"3")
+    await sites.at_there.publish("log/y", b"other")
+    while len(accepted) < 5:
+        await until(lambda: len(held) > 0)
+        message = held.pop(0)
+        if message.publish.topic == "log/y" or b"other" in accepted:
+            accepted.append(message.publish.payload)
+            message.settle()
+        else:
+            message.settle(0x97)
+    assert accepted == [b"other", b"0", b"1", b"2", b"3"]
+    assert bridge.stats.retries >= 3
+    for n in range(4, 6):
+        await sites.at_there.publish("log/x", str(n))
+    await until(lambda: len(held) == 2)
+    assert [message.publish.payload for message in held] == [b"4", b"5"], "they do not wait for each other any more"
+    for message in held:
+        message.settle()
+    await until(lambda: bridge.stats.received == 7)
 
 
 async def test_a_bridge_publishes_no_reserved_topic(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:

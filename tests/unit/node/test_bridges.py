@@ -158,3 +158,15 @@ async def test_messages_that_wait_for_the_remote_broker_survive_a_restart(tmp_pa
         finally:
             await node.close()
     await cloud.close()
+
+
+async def test_no_message_waits_for_a_bridge_that_was_removed(tmp_path: Path) -> None:
+    bridge = {"name": "cloud", "url": f"mqtt://127.0.0.1:{free_port()}", "topics": [{"filter": "line/#"}]}
+    for bridges, code in (([bridge], 0), ([], 0x10)):
+        node = Node(config(tmp_path, bridges=bridges))
+        ready = await node.start()
+        try:
+            async with asyncio.timeout(DEADLINE_S), MqttClient(f"mqtt://{ready.mqtt}") as here:
+                assert await here.publish("line/1", b"1") == code
+        finally:
+            await node.close()
