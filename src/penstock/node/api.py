@@ -259,14 +259,18 @@ class _Api:
     async def messages(self, request: Request, caller: Caller) -> object:
         _available(self._console.mqtt)
         topic_filter, text = request.query_params.get("filter", ""), request.query_params.get("q", "")
-        subscription = await _carried_out(self._clients.subscribe(_acting(caller), topic_filter, text))
+        subscription = await _carried_out(
+            self._clients.subscribe(_acting(caller), topic_filter, text, reader=caller.user)
+        )
         await self._access.record("subscribe", caller, {"filter": topic_filter, "q": text})
         return _LinesResponse(subscription)
 
     async def topic_tree(self, request: Request, caller: Caller) -> object:
         _available(self._console.mqtt)
         topic_filter = request.query_params.get("filter", "#")
-        subscription = await _carried_out(self._clients.subscribe_topics(_acting(caller), topic_filter))
+        subscription = await _carried_out(
+            self._clients.subscribe_topics(_acting(caller), topic_filter, reader=caller.user)
+        )
         await self._access.record("subscribe", caller, {"filter": topic_filter, "topics": True})
         return _LinesResponse(subscription)
 
@@ -301,7 +305,7 @@ class _Api:
             raise LocalProtocolError("key-changes needs a key or a prefix", hint="add ?key=KEY or ?prefix=PREFIX")
         ((kind, name),) = asked.items()
         name, key = _decoded_key(request, name)
-        watching = self._clients.watch(_acting(caller), key, views, prefix=kind == "prefix")
+        watching = self._clients.watch(_acting(caller), key, views, prefix=kind == "prefix", reader=caller.user)
         observation = await _carried_out(watching)
         await self._access.record("watch_keys", caller, {kind: name})
         return _LinesResponse(observation)

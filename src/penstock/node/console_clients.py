@@ -11,7 +11,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final, Protocol
 
@@ -245,11 +245,20 @@ class _TopicCount:
 class LiveSubscription:
     """A subscription or an observation whose messages or changes are lines of JSON."""
 
-    def __init__(self, client: MqttClient, stream: _Stream, close: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, client: MqttClient, stream: _Stream, resources: AsyncExitStack) -> None:
         self._client = client
         self._stream = stream
-        self.close = close
-        """Ends the subscription."""
+        self._resources = resources
+        self._revoked = False
+
+    async def close(self) -> None:
+        """End the subscription."""
+        await self._resources.aclose()
+
+    def revoke(self) -> None:
+        """End the lines at once, because the access of the reader was revoked."""
+        self._revoked = True
+        self._stream.arrived.set()
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Return a line for the messages that arrived since the last one, until the broker closes the connection."""
@@ -259,6 +268,8 @@ class LiveSubscription:
                     await self._stream.arrived.wait()
             except TimeoutError:
                 pass  # an empty line
+            if self._revoked:
+                return
             yield self._stream.next_line()
             await asyncio.sleep(self._stream.interval_s)
 
@@ -266,7 +277,8 @@ class LiveSubscription:
 class ConsoleClients:
     """Opens connections to ``server``. ``access`` returns the permissions of a user ("": all), None for all.
 
-    ``schemas``: those of the payloads of messages.
+    ``schemas``: those of the payloads of messages. ``account`` returns what a reload may change of a reader, credential
+    and role, to compare it.
     """
 
     def __init__(
@@ -274,11 +286,21 @@ class ConsoleClients:
         server: MqttServer,
         access: Callable[[str], Access | None] = lambda _: None,
         schemas: PayloadSchemas = NO_SCHEMAS,
+        account: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.schemas = schemas
         self._server = server
         self._access = access
+        self._account = account
         self._streams = 0
+        self._live: dict[LiveSubscription, tuple[str, object]] = {}
+        """Open subscriptions with their readers, and the accounts of these when they were opened."""
+
+    def end_revoked(self) -> None:
+        """End the subscriptions of readers whose account has changed, after a reload."""
+        for subscription, (reader, account) in self._live.items():
+            if self._account(reader) != account:
+                subscription.revoke()
 
     @asynccontextmanager
     async def _connected(
@@ -312,22 +334,24 @@ class ConsoleClients:
         async with self._connected(user) as client:
             return await client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
 
-    async def subscribe(self, user: str, topic_filter: str, text: str = "") -> LiveSubscription:
+    async def subscribe(self, user: str, topic_filter: str, text: str = "", *, reader: str = "") -> LiveSubscription:
         """Subscribe to messages that contain ``text`` in topic or payload; close the subscription when done.
+
+        ``reader``: the user to whom the messages are sent, "" for the administration token.
 
         Raises:
             PenstockError: the broker refused it, or there are too many.
         """
         messages = _Messages(text.casefold(), self.schemas)
-        return await self._subscribe(user, topic_filter, messages, messages.receive)
+        return await self._subscribe(user, topic_filter, messages, messages.receive, reader)
 
-    async def subscribe_topics(self, user: str, topic_filter: str) -> LiveSubscription:
+    async def subscribe_topics(self, user: str, topic_filter: str, *, reader: str = "") -> LiveSubscription:
         """Like :meth:`subscribe`, with counts of messages by topic instead of the messages."""
         counts = _TopicCounts(self.schemas)
-        return await self._subscribe(user, topic_filter, counts, counts.receive)
+        return await self._subscribe(user, topic_filter, counts, counts.receive, reader)
 
     async def _subscribe(
-        self, user: str, topic_filter: str, stream: _Stream, receive: Callable[[Publish], None]
+        self, user: str, topic_filter: str, stream: _Stream, receive: Callable[[Publish], None], reader: str
     ) -> LiveSubscription:
         async with self._limited() as stack:
             client = await stack.enter_async_context(self._connected(user, receive))
@@ -337,7 +361,14 @@ class ConsoleClients:
                 if error.needs_grant and set(topic_filter) & {"#", "+"}:
                     error.hint = f"use a narrower topic filter that the policies permit to the user; or {error.hint}"
                 raise
-            return LiveSubscription(client, stream, stack.pop_all().aclose)
+            return self._opened(client, stream, stack, reader)
+
+    def _opened(self, client: MqttClient, stream: _Stream, stack: AsyncExitStack, reader: str) -> LiveSubscription:
+        resources = stack.pop_all()
+        subscription = LiveSubscription(client, stream, resources)
+        self._live[subscription] = reader, self._account(reader)
+        resources.callback(self._live.pop, subscription)
+        return subscription
 
     @asynccontextmanager
     async def _limited(self) -> AsyncIterator[AsyncExitStack]:
@@ -356,7 +387,9 @@ class ConsoleClients:
 
     # Keys
 
-    async def watch(self, user: str, name: bytes, records: _Records, *, prefix: bool) -> LiveSubscription:
+    async def watch(
+        self, user: str, name: bytes, records: _Records, *, prefix: bool, reader: str = ""
+    ) -> LiveSubscription:
         """Observe a key, or all keys with a prefix (extension ``prefix-observe``); close the observation when done.
 
         The first row of an existing key is its entry. Raises as :meth:`subscribe`.
@@ -370,7 +403,7 @@ class ConsoleClients:
             if observation.entry is not None:
                 stream.begin(name, observation.entry)
             stack.push_async_callback(_cancel, asyncio.create_task(stream.follow(observation)))
-            return LiveSubscription(client, stream, stack.pop_all().aclose)
+            return self._opened(client, stream, stack, reader)
 
     async def set_key(
         self, user: str, key: bytes, value: bytes, *, version: str | None, ttl_ms: int | None, fencing_token: Hlc | None

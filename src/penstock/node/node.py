@@ -181,6 +181,7 @@ class Node:
         self._persistence: Persistence | None = None
         self._clients: ClientWarnings | None = None
         self._tube_broker: TubeBroker | None = None
+        self._console_clients: ConsoleClients | None = None
         self._token = ""
         if membership is not None:
             self.console.show_cluster(membership.snapshot)
@@ -245,6 +246,8 @@ class Node:
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Reload the configuration and the files that it names; False if one is invalid."""
         done = self.security.reload(read)
+        if self._console_clients is not None:
+            self._console_clients.end_revoked()
         if self._store is not None:
             self._store.policies_changed()
         if self._tube_broker is not None:
@@ -449,6 +452,9 @@ class Node:
         administer = audited(webapi, "master", trail, self._token, master_admin.is_protected)
         web = WebConsole(cluster=self.console.cluster is not None)
         commands = PipelineCommands(config.pipelines)
+        self._console_clients = ConsoleClients(
+            self.security.server, self.security.console_access, config.console.schemas, self.security.console_account
+        )
         pages = master_app(
             self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
             open_metrics=self.security.open_metrics,
@@ -456,7 +462,7 @@ class Node:
                 *api_routes(
                     self.console, self.security.server, identify, trail, names, lambda: self._backups,
                     commands, self.security.permissions_of,
-                    ConsoleClients(self.security.server, self.security.console_access, config.console.schemas),
+                    self._console_clients,
                     self._reloaded,
                 ),
                 *([] if membership is None else [membership.snapshot_route(lambda: self._backups)]),

@@ -206,6 +206,10 @@ class NodeSecurity:
         """Return the permissions of the console for a user; None for "": all permissions."""
         return self._console_gate(user) if user else None
 
+    def console_account(self, user: str) -> object:
+        """Return credential and role of a user of the console, to compare them after a reload; None for ""."""
+        return ((self.access_rules.users or {}).get(user), self._role(user)) if user else None
+
     def _console_gate(self, user: str) -> InProcessAccess:
         part = CONSOLE + user
         found = next((gate for gate in self._parts if gate.part == part), None)

@@ -20,6 +20,7 @@ from penstock.node import console_clients
 from penstock.node.config.mqtt import Security
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.observability.audit import read_audit
+from penstock.security.passwords import edit_passwords, make_credential
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.observations import KeyChange
@@ -58,6 +59,13 @@ class Live:
                     self.dropped += part["dropped"]
                     self.filtered += part.get("filtered", 0)
         return found
+
+    async def end(self) -> None:
+        """Wait for the end of the response; it has no more rows."""
+        async with asyncio.timeout(60):
+            while (line := await self._reader.readline()) != b"0\r\n":  # the last chunk
+                assert line, "the connection was cut"
+                assert not line.startswith(b"{") or not json.loads(line)["rows"]
 
 
 @asynccontextmanager
@@ -366,6 +374,32 @@ async def test_a_fenced_key_needs_its_token(tmp_path: Path) -> None:
         assert (status, body["error"]["code"]) == (403, "refused")
         assert (await api.send(f"/keys/plant/a?version={version}&fencing_token=x", "PUT", "2"))[0] == 400
         assert (await api.send(f"/keys/plant/a?version={version}&fencing_token={lock.version}", "PUT", "2"))[0] == 200
+
+
+async def test_a_reload_ends_live_messages_and_changes_of_readers_whose_account_changed(tmp_path: Path) -> None:
+    passwords = users(tmp_path, "gone", "renewed", "vera")
+    readers = ["gone", "renewed", "vera"]
+    security = Security(passwords=passwords, viewers=readers, administrators=["renewed"])
+    async with running(config(tmp_path / "data", security=security)) as ready:
+        gone, renewed, vera = (Api(ready, basic(name, f"password of {name}")) for name in readers)
+        async with (
+            live(gone, "filter=plant/%23") as messages,
+            live(gone, "filter=plant/%23", "topic-tree") as topics,
+            live(renewed, "key=a", "key-changes") as changes,
+            live(Api(ready), "filter=plant/%23") as of_token,
+            live(vera, "filter=plant/%23") as others,
+            mqtt(ready, "device", username="vera", password="password of vera") as device,
+        ):
+            edit_passwords(
+                passwords, lambda old: {"vera": old["vera"], "renewed": make_credential("renewed", b"another password")}
+            )
+            assert (await Api(ready).send("/reload", "POST"))[0] == 200
+            await device.publish("plant/a", "1")
+            for ended in (messages, topics, changes):
+                await ended.end()
+            for continuing in (of_token, others):
+                assert [row["topic"] for row in await continuing.rows(1)] == ["plant/a"]
+            assert (await gone.send("/messages?filter=plant/%23"))[0] == 401
 
 
 async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
