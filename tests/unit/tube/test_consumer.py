@@ -361,6 +361,15 @@ async def test_start_offsets_and_seek(tmp_path: Path) -> None:
             assert await take(consumer, 1) == [b"new"]
 
 
+async def test_seeks_at_the_same_time_all_end(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo", partitions=1) as running:
+        await fill(running, numbered(0, 10))
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            assert await take(consumer, 10) == numbered(0, 10)
+            await asyncio.gather(consumer.seek_to_end(), consumer.seek_to_start())
+            assert await take(consumer, 10) == numbered(0, 10), "the last one counts"
+
+
 async def test_exactly_once_where_the_position_is_stored_with_the_result(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         await fill(running, numbered(0, 200))

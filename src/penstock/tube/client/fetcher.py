@@ -296,8 +296,8 @@ class Fetcher:
                 continue
             entry[0].seek(offset)
             self._revoke(partition)
-            event = self._registered[partition] = asyncio.Event()
-            waiting.append(event.wait())
+            # Others may wait for the same registration: the first one, or that of another seek.
+            waiting.append(self._registered.setdefault(partition, asyncio.Event()).wait())
         if not await self._wait(waiting, self._settings.timeout_s):
             raise UnavailableError("tube: the new offsets are not stored yet", why="a broker did not answer in time")
 
