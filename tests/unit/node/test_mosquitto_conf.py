@@ -219,7 +219,7 @@ def test_every_line_that_is_left_out_is_named_with_its_reason(penstock: Command,
         "mosquitto.conf:18": "without a limit",
         "mosquitto.conf:21": "acknowledged messages are on disk",
         "mosquitto.conf:22": "plugins",
-        "mosquitto.conf:23": "plugins",
+        "mosquitto.conf:23": "a plugin",
         "mosquitto.conf:24": "unknown option",
         "mosquitto.conf:28": "cloud.example:8883 is used",
         "mosquitto.conf:31": "maps one topic to another",
@@ -277,7 +277,11 @@ def test_anonymous_clients_are_accepted_where_mosquitto_accepts_them(
         ("connection a\nbridge_insecure true\n", 2, "is always checked"),
         ("connection a\naddress b\ntopic c\nremote_username d\n", 1, "belong together"),
         ("connection a\naddress b\ntopic c sideways\n", 3, "expected the direction"),
-        ("connection a\nnotifications false\n", 2, "always published"),
+        ("connection a\nnotifications false\n", 2, "published on this node only"),
+        ("connection a\nbridge_protocol_version mqttv311\n", 2, "the other broker must support"),
+        ("connection a\nbridge_outgoing_retain false\n", 2, "sent as retained"),
+        ("connection a\nstart_type lazy\n", 2, "no such setting"),
+        ("plugin /usr/lib/mosquitto_dynamic_security.so\n", 1, "nothing does so here"),
         ("include_dir missing\n", 1, "does not exist"),
         ("allow_anonymous maybe\n", 1, "expected true or false"),
         ("protocol amqp\n", 1, "expected mqtt or websockets"),
@@ -362,6 +366,47 @@ def test_without_a_listener_of_mosquitto_no_anonymous_client_is_accepted(tmp_pat
 def test_a_name_of_a_bridge_that_is_checked_needs_no_attention(tmp_path: Path) -> None:
     found = converted(tmp_path, "connection a\naddress b:8883\ntopic c\nbridge_cafile ca.pem\nbridge_insecure false\n")
     assert found.left_out == []
+
+
+@pytest.mark.parametrize("line", ["bridge_capath /etc/ssl/certs", "bridge_capath tls", "bridge_tls_use_os_certs true"])
+def test_a_bridge_with_tls_never_connects_without_it(tmp_path: Path, line: str) -> None:
+    found = converted(
+        tmp_path, f"connection a\naddress b:8883\ntopic c\nremote_username d\nremote_password e\n{line}\n"
+    )
+    assert [each["url"] for each in found.config["bridges"]] == ["mqtts://b"]
+    assert reasons(found).get("mosquitto.conf:6", "").startswith("converted: " if line.endswith(" tls") else "")
+
+
+def test_a_bridge_with_a_pre_shared_key_is_left_out(tmp_path: Path) -> None:
+    found = converted(tmp_path, "connection a\naddress b\ntopic c\nbridge_identity d\nbridge_psk 0123abcd\n")
+    assert "bridges" not in found.config
+    assert "it is left out" in reasons(found)["mosquitto.conf:1"]
+
+
+def test_options_with_the_values_of_a_node_need_no_attention(tmp_path: Path) -> None:
+    text = "queue_qos0_messages false\nmax_qos 2\nconnection a\naddress b\ntopic c\nstart_type automatic\n"
+    found = reasons(converted(tmp_path, f"{text}bridge_protocol_version mqttv50\n"))
+    assert found.keys() == {f"mosquitto.conf:{number}" for number in (1, 2, 6, 7)}
+    assert all(reason.startswith("not needed") for reason in found.values())
+
+
+def test_a_line_of_another_file_is_named_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "conf.d").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("user ann\ntopic plant/#\n")
+        (tmp_path / "conf.d" / f"{name}.conf").write_text(f"listener 188{ord(name) - 96}\nacl_file {name}\n")
+    found = reasons(converted(tmp_path, "per_listener_settings true\ninclude_dir conf.d\n"))
+    assert f"{tmp_path / 'conf.d' / 'a.conf'}:2 names a" in found["b.conf:2"]
+
+
+def test_secrets_of_plugins_and_bridges_are_not_shown(tmp_path: Path) -> None:
+    found = converted(
+        tmp_path,
+        "plugin_opt_pg_dsn postgres://ann:hidden@db\nauth_opt_redis_pass hidden\nplugin_opt_jwt_secret hidden\n"
+        "connection a\nbridge_psk hidden\n",
+    )
+    assert len(found.left_out) == 5
+    assert not [each for each in found.left_out if "hidden" in each.text]
 
 
 def test_nothing_is_overwritten_and_a_dry_run_writes_nothing(penstock: Command, folder: Path) -> None:

@@ -48,6 +48,10 @@ class _Line(NamedTuple):
     option: str
     value: str
 
+    def seen_from(self, other: _Line | None) -> str:
+        """Return its place, for the reason of another line."""
+        return f"line {self.number}" if other is None or other.file == self.file else f"{self.file}:{self.number}"
+
 
 @dataclass(slots=True)
 class Conversion:
@@ -66,7 +70,11 @@ _PROCESS: Final = "not needed: set the user of the process in its service"
 _NO_LOG: Final = "not needed: log lines go to standard error, see log_level and log_format"
 _BRIDGE: Final = "not supported: bridges have no such setting"
 _BRIDGE_5: Final = "not needed: bridges use MQTT 5.0, with No Local and Retain As Published"
-_PLUGIN: Final = "not supported: plugins; see tokens and certificates for other kinds of login"
+_ONLY_5: Final = "not supported: bridges use MQTT 5.0, which the other broker must support"
+_PLUGIN: Final = (
+    "not supported: plugins; if it authenticates clients or restricts topics, nothing does so here until you create "
+    "users (penstock user create) and write a policy file"
+)
 _PSK: Final = "not supported: TLS with pre-shared keys; use client certificates or passwords"
 _OPENSSL: Final = "not supported: ciphers are those of OpenSSL's defaults for the TLS version"
 _QOS: Final = "not supported: QoS 0, 1 and 2 are always available"
@@ -84,11 +92,13 @@ def _reasons() -> Mapping[str, str]:
         _OPENSSL: "ciphers ciphers_tls1.3 dhparamfile tls_engine tls_engine_kpass_sha1 tls_keyform",
         _QOS: "maximum_qos max_qos",
         _IDENTIFIER: "allow_zero_length_clientid auto_id_prefix",
-        _BRIDGE_5: "bridge_protocol_version try_private bridge_attempt_unsubscribe bridge_outgoing_retain",
+        _BRIDGE_5: "try_private bridge_attempt_unsubscribe",
+        _ONLY_5: "bridge_protocol_version",
+        "not supported: retained messages are sent as retained": "bridge_outgoing_retain",
         _BRIDGE: "start_type restart_timeout idle_timeout threshold round_robin bridge_bind_address "
         "bridge_max_packet_size bridge_receive_maximum bridge_max_topic_alias bridge_alpn bridge_require_ocsp "
         "bridge_tls_version bridge_tcp_keepalive bridge_tcp_user_timeout bridge_reload_type local_clientid "
-        "local_cleansession local_username local_password bridge_ciphers bridge_ciphers_tls1.3 bridge_capath",
+        "local_cleansession local_username local_password bridge_ciphers bridge_ciphers_tls1.3",
         NOT_NEEDED: "set_tcp_nodelay socket_domain websockets_headers_size allow_duplicate_messages",
         "not supported: only mqtt.limits.max_packet_size limits the size": "message_size_limit",
         "not supported: topics of this listener are shared with all others": "mount_point",
@@ -112,6 +122,29 @@ def _reasons() -> Mapping[str, str]:
 
 _REASONS: Final = _reasons()
 """Options that are left out, and why."""
+_THE_SAME: Final = frozenset(
+    {
+        ("allow_zero_length_clientid", "true"),
+        ("bridge_outgoing_retain", "true"),
+        ("bridge_protocol_version", "mqttv50"),
+        ("bridge_tls_use_os_certs", "false"),
+        ("max_inflight_bytes", "0"),
+        ("max_qos", "2"),
+        ("maximum_qos", "2"),
+        ("memory_limit", "0"),
+        ("message_size_limit", "0"),
+        ("queue_qos0_messages", "false"),
+        ("retain_available", "true"),
+        ("round_robin", "false"),
+        ("start_type", "automatic"),
+        ("upgrade_outgoing_qos", "false"),
+        ("use_username_as_clientid", "false"),
+    }
+)
+"""Options with the value that a node has always."""
+_SECRET: Final = re.compile(r"pass|pwd|secret|psk$|token|_key$|_uri$|_url$|_dsn$")
+"""Options with a password; those of plugins may have any name."""
+_SYSTEM_AUTHORITIES: Final = "/etc/ssl/certs"
 
 _LIMITS: Final[Mapping[str, str]] = {
     "max_inflight_messages": "max_inflight",
@@ -157,7 +190,10 @@ class _Bridge:
     port: int | None = None
     topics: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    uses_tls: bool = False
     tls: dict[str, Any] = field(default_factory=dict)
+    shared_key: bool = False
+    """Whether the bridge has a pre-shared key."""
     password: str | None = None
     status_topic: str = ""
     local_status: bool = False
@@ -216,7 +252,7 @@ class _Converter:
 
     def _leave_out(self, line: _Line, reason: str) -> None:
         text = f"{line.option} {line.value}".strip()
-        if "password" in line.option and not line.option.endswith("_file"):
+        if _SECRET.search(line.option) and not line.option.endswith("_file"):
             text = f"{line.option} ***"
         self._done.left_out.append(LeftOut(str(line.file), line.number, text, reason))
 
@@ -256,10 +292,11 @@ class _Converter:
         ):
             pass
         elif option.startswith(("plugin_opt_", "auth_opt_")):
-            self._leave_out(line, _PLUGIN)
+            self._leave_out(line, "belongs to a plugin that is left out")
         else:
             reason = "belongs to a listener or bridge that is left out" if self._skips else "unknown option"
-            self._leave_out(line, _REASONS.get(option, reason))
+            same = (option, line.value.lower()) in _THE_SAME
+            self._leave_out(line, f"{NOT_NEEDED}: the node does the same" if same else _REASONS.get(option, reason))
 
     def _broker_option(self, line: _Line) -> bool:
         """Convert an option of the whole broker, which may follow any listener or bridge."""
@@ -312,7 +349,8 @@ class _Converter:
             self._listener.files.add(line.option)
         first = self._files.setdefault(line.option, line)
         if first.value != line.value:
-            self._leave_out(line, f"a node has one file for all listeners; line {first.number} names {first.value}")
+            reason = f"a node has one file for all listeners; {first.seen_from(line)} names {first.value}"
+            self._leave_out(line, reason)
 
     def _new_listener(self, line: _Line) -> _Listener | None:
         words = line.value.split()
@@ -370,8 +408,8 @@ class _Converter:
             elif listener.require_certificate and not complete:
                 reason = "require_certificate needs certfile, keyfile and cafile"
             elif self._is_closed(listener):
-                number = self._files["password_file"].number
-                reason = f"without a password_file it accepts no client, but the users of line {number} could connect"
+                users = self._files["password_file"].seen_from(listener.line)
+                reason = f"without a password_file it accepts no client, but the users of {users} could connect"
             else:
                 continue
             if listener.line is not None:
@@ -424,7 +462,8 @@ class _Converter:
         access = self._files.get("acl_file") if self._per_listener else None
         for listener in self._listeners:
             if access is not None and listener.line is not None and "acl_file" not in listener.files:
-                reason = f"converted; a node has one access control: that of line {access.number} applies here, too"
+                of = access.seen_from(listener.line)
+                reason = f"converted; a node has one access control: that of {of} applies here, too"
                 self._leave_out(listener.line, reason)
 
     def _is_closed(self, listener: _Listener) -> bool:
@@ -475,7 +514,10 @@ class _Converter:
             bridge.settings["keep_alive_s"] = int(value)
         elif option == "notifications":
             if not _flag(value):
-                raise ValueError("not supported: the state is always published, by default below $SYS/broker/bridge")
+                bridge.local_status = True
+                raise ValueError(
+                    "converted: the state is published on this node only, by default below $SYS/broker/bridge"
+                )
         elif option == "notifications_local_only":
             bridge.local_status = _flag(value)
         elif option == "notification_topic":
@@ -485,6 +527,18 @@ class _Converter:
         elif option in {"bridge_cafile", "bridge_certfile", "bridge_keyfile"}:
             names = {"bridge_cafile": "ca", "bridge_certfile": "certificate", "bridge_keyfile": "key"}
             bridge.tls[names[option]] = str(self._absolute(value))
+            bridge.uses_tls = True
+        elif option == "bridge_capath":
+            bridge.uses_tls = True
+            if value.rstrip("/") != _SYSTEM_AUTHORITIES:
+                self._leave_out(
+                    line, "converted: the system's authorities are trusted; to trust others, set tls.ca to a file"
+                )
+        elif option == "bridge_tls_use_os_certs" and _flag(value):
+            bridge.uses_tls = True
+        elif option == "bridge_psk":
+            bridge.shared_key = True
+            self._leave_out(line, _PSK)
         else:
             return False
         return True
@@ -493,6 +547,9 @@ class _Converter:
         for bridge in self._bridges:
             if not bridge.host or not bridge.topics:
                 self._leave_out(bridge.line, "a bridge needs address and topic")
+                continue
+            if bridge.shared_key:
+                self._leave_out(bridge.line, "bridge_psk is not supported: it is left out")
                 continue
             if (bridge.password is None) != ("username" not in bridge.settings):
                 self._leave_out(bridge.line, "user name and password belong together: neither is used")
@@ -688,7 +745,7 @@ def _bridge_topic(value: str) -> dict[str, Any]:
 
 
 def _bridge_url(bridge: _Bridge) -> str:
-    scheme, default = ("mqtts", 8883) if bridge.tls else ("mqtt", 1883)
+    scheme, default = ("mqtts", 8883) if bridge.uses_tls else ("mqtt", 1883)
     # Mosquitto's default port is 1883, also with TLS.
     port = 1883 if bridge.port is None else bridge.port
     host = f"[{bridge.host}]" if ":" in bridge.host else bridge.host
