@@ -16,6 +16,7 @@ from penstock.runtime.io.network import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.consumer import Consumer
 from tests.end_to_end.console_browser import Browser, browsing, console_node
+from tests.unit.node.test_node import token_of
 
 ODD = "50% #1/+?&=ü"
 """Characters with a meaning in URLs, and one outside of ASCII."""
@@ -262,3 +263,57 @@ async def test_an_empty_node_says_how_to_begin(tmp_path: Path) -> None:
             await page.get_by_label("Filter").fill("x")
             await page.get_by_role("button", name="Apply").click()
             await expect(page.get_by_text("0 rows, 0 on this page")).to_be_visible()
+
+
+async def test_credentials_that_are_no_longer_valid_lose_nothing_that_was_entered(ready: ReadyNode) -> None:
+    from playwright.async_api import expect
+
+    async def expire() -> None:
+        await page.evaluate("sessionStorage.setItem('penstock.authorization', 'Bearer of-yesterday')")
+
+    async with browsing(ready) as browser:
+        page = await _signed_in(browser, "keys/lines")
+        await page.get_by_text("Change the value").click()
+        await page.locator("textarea[name=value]").fill("entered")
+        await page.get_by_role("button", name="Preview").click()
+        await expire()
+        await page.get_by_role("button", name="Set if it still has version").click()
+        await browser.sign_in()
+        await expect(page.locator("textarea[name=value]")).to_have_value("entered")
+        await page.get_by_role("button", name="Preview").click()
+        await page.get_by_role("button", name="Set if it still has version").click()
+        await expect(page.locator("pre").first).to_have_text("entered")
+
+        await browser.open("messages")
+        await page.get_by_text("Publish a message").click()
+        await page.get_by_label("Topic", exact=True).fill("plant/state")
+        await page.get_by_label("Payload", exact=True).fill("entered")
+        await expire()
+        publish = page.get_by_role("button", name="Publish", exact=True)
+        await publish.click()
+        await browser.sign_in()
+        await expect(page.get_by_text("Do it again with the new credentials.")).to_be_visible()
+        await publish.click()
+        await expect(page.get_by_role("status")).to_contain_text("Published to plant/state: 7 B")
+
+
+async def test_the_keyboard_suffices_to_sign_in(ready: ReadyNode) -> None:
+    from playwright.async_api import expect
+
+    async with browsing(ready) as browser:
+        browser.allowed = ("401 (Unauthorized)",)
+        await browser.open("clients")
+        page = browser.page
+        user, secret = page.get_by_label("User name"), page.get_by_label("Password or token")
+        await expect(user).to_be_focused()
+        await page.keyboard.type("ann ü")
+        await page.keyboard.press("Tab")
+        await page.keyboard.type("wrong")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("alert")).to_contain_text("this node has no users")
+        await expect(user).to_have_value("ann ü")
+        await expect(secret).to_be_focused()
+        await user.fill("")
+        await secret.fill(token_of(Path(ready.data_dir)))
+        await page.keyboard.press("Enter")
+        await expect(page.locator("main")).to_be_focused()

@@ -39,6 +39,7 @@ HEADERS: Final = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosnif
 
 _MAX_BODY: Final = 64 << 20
 """Limit of a request's body: the list of the files that the receiver of a backup has."""
+_NEEDED: Final = "this request needs credentials"
 _LOGIN: Final = "send the administration token (tube/admin-token in the data directory), or name and password of a user"
 _ROLES: Final = {Role.VIEWER: "a viewer", Role.OPERATOR: "an operator", Role.ADMINISTRATOR: "an administrator"}
 _SETTINGS: Final = {
@@ -84,11 +85,14 @@ class ApiAccess:
             raise ApiFailure(403, "cross_site", refused, "open the console at the address of the node")
         try:
             address = request.client.host if request.client is not None else ""
-            caller = await self._identify(request.headers.get("authorization", ""), address)
+            authorization = request.headers.get("authorization", "")
+            caller = await self._identify(authorization, address)
         except Denied as denied:
             raise ApiFailure(denied.status, "unauthorized", str(denied), _LOGIN) from None
         if not caller.reads or (needs > Role.NONE and not caller.identified):
-            raise ApiFailure(401, "unauthorized", "this request needs credentials", _LOGIN)
+            # The credentials of a node without users are not checked.
+            what = "this node has no users: sign in with its administration token" if authorization else _NEEDED
+            raise ApiFailure(401, "unauthorized", what, _LOGIN)
         if caller.role < needs:
             what = f"user {caller.user!r} is not {_ROLES[needs]}"
             promotion = self._promotion or f"add the user to {_SETTINGS[needs]}"

@@ -85,6 +85,8 @@ async def test_without_users_queries_are_open_and_the_rest_needs_the_token(tmp_p
             for credential in ("", "&confModAuthToken=abc"):
                 refused = await answered(broker, path + credential)
                 assert (refused["result"], refused["errMsg"]) == (False, UNAUTHORIZED), path
+        status, _, body = await ask(ready.http, "/api/v1/clients", basic("ann", "password of ann"))
+        assert (status, "this node has no users" in body) == (401, True)
         token = token_of(tmp_path)
         assert (await answered(broker, f"{SNAPSHOT}&confModAuthToken={token}"))["result"] is True
         assert (await answered(broker, MOVE, f"Bearer {token}"))["result"] is True

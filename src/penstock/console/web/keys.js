@@ -134,7 +134,11 @@ function Edit({ name, encoding, data, draft, changed }) {
     show({ value: /\r\n/.test(data.value) && !/(^|[^\r])\n/.test(data.value) ? value.replaceAll("\n", "\r\n") : value, seconds: form.get("seconds"), token: form.get("token") });
   };
   const send = () => request(`keys/${encodeURIComponent(name)}`, { encoding, version: data.version, ttl_ms: plan.seconds && Math.round(plan.seconds * 1000), fencing_token: plan.token }, "PUT", undefined, plan.value)
-    .then(() => changed("The key was changed."), (problem) => { show(null); fail(problem, plan); });
+    .then(() => changed("The key was changed."), (problem) => {
+      show(null);
+      if (problem.status === 401) changed(null, plan); // the page asks for credentials, and then shows the key and what was entered
+      else fail(problem, plan);
+    });
   return html`<details class="publish" open=${draft !== undefined}><summary>Change the value</summary><form onSubmit=${submit} onInput=${() => show(null)}>
     <label>Value<textarea name="value" rows="6" spellcheck=${false} defaultValue=${draft?.value ?? data.value}></textarea></label>
     <div class="filters"><label>Expires after (s), empty: never<input name="seconds" type="number" min="0.001" step="any" defaultValue=${draft?.seconds ?? data.expires_in_s ?? ""} /></label>

@@ -1,6 +1,6 @@
 // What every view uses: templates, the API, polling, the route in the URL, and texts for numbers.
 import { h, createContext } from "preact";
-import { useContext, useEffect, useLayoutEffect, useState } from "preact/hooks";
+import { useContext, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import htm from "htm";
 
 export const html = htm.bind(h);
@@ -216,7 +216,9 @@ export function indented(text) {
 
 /** An error with cause and action; a form for credentials where they are missing or do not suffice. */
 export function Failure({ error }) {
-  const { login } = useContext(Session);
+  const { login, version } = useContext(Session);
+  const failedAt = useMemo(() => version, [error]);
+  if (error.status === 401 && failedAt !== version) return html`<p role="status">Do it again with the new credentials.</p>`;
   if (error.status === 401) return html`<${Login} error=${error} login=${login} />`;
   return html`<div role="alert" class="reason problem"><strong>${error.message}</strong>
     ${error.why && html`<p>${error.why}</p>`}${error.hint && html`<p>${error.hint}</p>`}</div>
@@ -233,9 +235,22 @@ export function Reason({ reason, children }) {
     ${children}</div>`;
 }
 
+/** The user of the credentials that were refused, "" without one. */
+function refusedUser() {
+  const [scheme, value] = credentials.get().split(" ");
+  if (scheme !== "Basic") return "";
+  return new TextDecoder().decode(Uint8Array.from(atob(value), (char) => char.charCodeAt(0))).split(":")[0];
+}
+
 function Login({ error, login }) {
+  const form = useRef(null);
+  const [user] = useState(() => (error ? refusedUser() : ""));
+  useEffect(() => { // where nothing has the focus: the page asks for credentials, or those were wrong
+    if ([document.body, document.getElementById("main")].includes(document.activeElement)) form.current[user ? "secret" : "user"].focus();
+  }, []);
   const send = (event) => {
     event.preventDefault();
+    event.stopPropagation(); // the form may be in the form of the action that was refused
     const form = new FormData(event.target);
     const user = form.get("user").trim();
     const secret = form.get("secret");
@@ -244,9 +259,9 @@ function Login({ error, login }) {
   };
   return html`<article class="login"><h2>Sign in</h2>
     ${error && html`<p role="alert">${error.message}</p>`}
-    <form onSubmit=${send}>
+    <form ref=${form} onSubmit=${send}>
       <label>User name <small>empty for the administration token</small>
-        <input name="user" autocomplete="username" /></label>
+        <input name="user" defaultValue=${user} autocomplete="username" /></label>
       <label>Password or token
         <input name="secret" type="password" required autocomplete="current-password" /></label>
       <button>Sign in</button>

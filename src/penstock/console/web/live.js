@@ -63,6 +63,16 @@ export function Live({ title, path, parameters, file, row, arrived }) {
   const [paused, pause] = useState(false);
   const held = useRef(null); // what arrived during a pause
   const count = useRef(0);
+  const latest = useRef(shown.rows);
+  latest.current = shown.rows;
+  const drawn = useRef(new Map()); // by number: a row that stays is not drawn again
+  const kept = new Map();
+  const draw = (each) => {
+    const older = (test) => latest.current.find((other) => other.number < each.number && test(other));
+    const element = drawn.current.get(each.number) ?? row(each, older);
+    kept.set(each.number, element);
+    return element;
+  };
   const add = (before, part) => ({
     rows: [...part.rows, ...before.rows].slice(0, KEPT), received: before.received + part.rows.length,
     dropped: before.dropped + part.dropped, filtered: before.filtered + part.filtered,
@@ -83,6 +93,8 @@ export function Live({ title, path, parameters, file, row, arrived }) {
     pause(!paused);
   };
   const save = () => saveFile(file, shown.rows.toReversed().map(({ number: _, ...each }) => `${JSON.stringify(each)}\n`).join(""));
+  const elements = shown.rows.map(draw);
+  drawn.current = kept;
   const refused = failure && !connected && !paused && shown.received === 0; // then there is nothing to count or to pause
   return html`<section aria-label=${title}>
     ${failure}
@@ -92,6 +104,6 @@ export function Live({ title, path, parameters, file, row, arrived }) {
       ${(!failure || paused) && html`<button class="plain" onClick=${toggle}>${paused ? "Continue" : "Pause"}</button>`}
       ${shown.rows.length > 0 && html`<button class="plain" onClick=${save}>Export NDJSON</button>
       <button class="plain" onClick=${() => show({ rows: [], received: 0, dropped: 0, filtered: 0 })}>Clear</button>`}</p>`}
-    ${shown.rows.map((each, index) => row(each, (test) => shown.rows.slice(index + 1).find(test)))}
+    ${elements}
   </section>`;
 }

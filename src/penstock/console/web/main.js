@@ -40,22 +40,30 @@ function App() {
   const [version, renew] = useState(0);
   const [help, showHelp] = useState(false);
   const [who, identify] = useState(null); // user and role; null before the answer, and without credentials
+  const signedIn = useRef(false); // just now, by the form, which has disappeared with the focus
   const session = useMemo(() => ({
     version,
     views: who !== null && who.role !== "none",
     operates: who !== null && ["operator", "administrator"].includes(who.role),
     administers: who?.role === "administrator",
-    login: (value) => { credentials.set(value); identify(null); renew((before) => before + 1); },
+    // After a sign-in, the user before stays until the answer, with the forms of the page and what was entered.
+    login: (value) => { signedIn.current = value !== ""; credentials.set(value); if (!value) identify(null); renew((before) => before + 1); },
   }), [version, who]);
   useEffect(() => {
     if (!credentials.get()) return undefined;
     return poll(async (signal) => { // the view reports the failure
       const error = await request("session", {}, "GET", within(signal)).then((found) => { if (!signal.aborted) identify(found); }, (problem) => problem);
+      if (error?.status === 401 && !signal.aborted) identify(null);
       return error?.status === 0 ? RETRY_MS : null;
     });
   }, [version]);
   const [tab, View] = INNER[route.page] ?? [route.page, PAGES.find(([page]) => page === route.page)?.[3]];
   const main = useRef(null);
+  useEffect(() => {
+    if (who === null || !signedIn.current) return;
+    signedIn.current = false;
+    if (document.activeElement === document.body) main.current.focus({ preventScroll: true });
+  }, [who]);
   const before = useRef(null);
   useEffect(() => { // a link in a list disappears with the list, and the focus with it
     const place = `${route.page}\0${route.name}`;
@@ -72,7 +80,7 @@ function App() {
       <ul><li><strong>penstock</strong></li></ul>
       <ul class="tabs">${TABS.map(([page, title]) => html`<li><a href=${link(page)} aria-current=${page === tab ? "page" : undefined}>${title}</a></li>`)}</ul>
       <ul><li><button class="plain" onClick=${() => showHelp(true)} aria-label="Keyboard shortcuts">?</button></li>
-        ${who !== null && html`<li class="dim">${who.user || "token"}, ${who.role}</li>`}
+        ${who !== null && who.credential !== "none" && html`<li class="dim">${who.user || "token"}, ${who.role}</li>`}
         ${credentials.get() && html`<li><button class="plain" onClick=${() => session.login("")}>Sign out</button></li>`}</ul>
     </nav></header>
     <main id="main" class="container-fluid" tabindex="-1" ref=${main}>

@@ -49,8 +49,9 @@ export function Messages({ route }) {
 }
 
 function Arrived({ row }) {
-  return html`<details class="letter message"><summary><code>${row.topic}</code>${row.retain ? html` <span class="dim">retained</span>` : ""}${" "}
-    <small class="dim">${clock(row.at).slice(11)} UTC, ${bytes(row.bytes)}</small> <span>${start(row)}</span></summary><${Message} row=${row} /></details>`;
+  const [opened, open] = useState(false); // a closed one has no details: 2,000 messages may arrive in a second
+  return html`<details class="letter message" onToggle=${(event) => open(event.target.open)}><summary><code>${row.topic}</code>${row.retain ? html` <span class="dim">retained</span>` : ""}${" "}
+    <small class="dim">${clock(row.at).slice(11)} UTC, ${bytes(row.bytes)}</small> <span>${start(row)}</span></summary>${opened && html`<${Message} row=${row} />`}</details>`;
 }
 
 export function start(row) {
