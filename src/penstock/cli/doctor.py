@@ -10,6 +10,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 _COLOURS = {"ok": 32, "warning": 33, "problem": 31}
+_BUNDLED = (
+    *("overview", "history", "rules", "topics", "groups", "events"),
+    *("clients", "brokers", "pipelines", "log-levels", "cluster"),
+)
+"""Queries of the API whose data, of lists the first page, are in a bundle."""
 
 app = Commands()
 
@@ -208,20 +214,32 @@ def _write_bundle(
         except PenstockError as error:
             files["configuration.txt"] = f"{error}\n"
     if node is not None:
-        for name in ("overview", "history", "rules", "topics", "groups", "events"):
+        for name in _BUNDLED:
             try:
                 files[f"{name}.json"] = json.dumps(node.get(name), indent=1) + "\n"
             except PenstockError as error:
-                files[f"{name}.txt"] = f"{error}\n"
+                if not (isinstance(error, RefusedError) and error.code == HTTPStatus.NOT_FOUND):  # no cluster
+                    files[f"{name}.txt"] = f"{error}\n"
         try:
             files["metrics.txt"] = node.metrics()
         except PenstockError as error:
             files["metrics.error.txt"] = f"{error}\n"
     now = int(time.time())
-    with tarfile.open(target, "w:gz") as archive:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, text in files.items():
             data = text.encode()
             entry = tarfile.TarInfo(f"penstock-{now}/{name}")
             entry.size, entry.mtime, entry.mode = len(data), now, 0o600
             archive.addfile(entry, io.BytesIO(data))
+    try:
+        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(packed.getvalue())
+    except OSError as error:
+        raise ConfigError(
+            f"doctor: --bundle {target} cannot be written",
+            option="--bundle",
+            why=error.strerror,
+            do="choose a file in a directory that you may write to",
+        ) from error
     note(f"{target}: {', '.join(files)}; the files name clients, topics and users, but no passwords, payloads or keys")

@@ -196,7 +196,7 @@ def penstock_command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Edge telemetry and state into a lake, without losing an acknowledged message.
+    """Collect telemetry over MQTT, keep state, and write lake tables, without losing an acknowledged message.
 
     Commands are NOUN VERB. Results are written to standard output, everything else to standard error.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar
 
 from penstock.cli.context_file import defaults, read_contexts
 from penstock.cli.declarations import Commands, Option, shared_options
-from penstock.cli.output import print_error, unless_standard
+from penstock.cli.output import note, print_error, unless_standard
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -241,6 +241,7 @@ def confirmed(question: str) -> bool:
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:  # also after Ctrl-C, because nothing was done yet
+        note("")  # the error begins a line
         raise ConfigError("nothing was changed: the question was not answered", hint="confirm with --yes") from None
 
 

@@ -190,10 +190,16 @@ def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:
 
 def print_json(row: Mapping[str, object]) -> None:
     """Print one result as a line of JSON and flush, for readers of a pipe."""
+    sys.stdout.write(_json_line(row, sys.stdout))
+    sys.stdout.flush()
+
+
+def _json_line(row: Mapping[str, object], stream: TextIO) -> str:
+    """Return ``row`` as a line of JSON; ASCII if the encoding of ``stream`` is not UTF-8, as with the locale C."""
     import json
 
-    sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    ascii_only = (stream.encoding or "utf-8").lower() != "utf-8"
+    return json.dumps(row, ensure_ascii=ascii_only) + "\n"
 
 
 def for_terminal(data: bytes) -> str:
@@ -344,11 +350,9 @@ def set_json_errors(*, enabled: bool) -> None:
 def print_error(error: BaseException) -> None:
     """Print an error to standard error, with cause and action: as text, or as a line of JSON with ``--json``."""
     if _json_errors:
-        import json
-
         known = error if isinstance(error, PenstockError) else PenstockError(f"{type(error).__name__}: {error}")
         shown_error = {"what": known.what, "why": known.why, "hint": known.hint}
-        sys.stderr.write(json.dumps({"error": shown_error}, ensure_ascii=False) + "\n")  # one line, not folded
+        sys.stderr.write(_json_line({"error": shown_error}, sys.stderr))  # one line, not folded
         sys.stderr.flush()
         return
     text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,25 +23,42 @@ def run(args: Sequence[str], with_typer: Callable[[Sequence[str]], int]) -> int:
 
     ``with_typer`` calls the command of a line that is not plain.
     """
+    _prepare_streams()
     set_json_errors(enabled=_asks_for_json(args))
     try:
         status = _call(args, with_typer)
-        if sys.stdout is not None:  # as after `>&-`
-            sys.stdout.flush()  # also after an error: a failure here would otherwise be one of the interpreter
+        sys.stdout.flush()  # also after an error: a failure here would otherwise be one of the interpreter
     except BrokenPipeError:
         _forget_output()
         return 1
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno in _NO_ROOM:
+            _forget_output()
+            hint = "free disk space and run it again"
+            print_error(PenstockError("the output could not be written", why=error.strerror, hint=hint))
+        elif error.filename is not None:
+            print_error(PenstockError(f"{_text(error.filename)} cannot be used", why=error.strerror))
+        else:
             raise
-        _forget_output()
-        print_error(
-            PenstockError(
-                "the output could not be written", why=error.strerror, hint="free disk space and run it again"
-            )
-        )
         return 1
     return status
+
+
+def _prepare_streams() -> None:
+    """Replace closed standard streams, and escape characters that the locale's encoding lacks.
+
+    A stream is closed as after ``<&-``; a file that is opened would otherwise have its descriptor.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - until the process ends
+        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _text(filename: object) -> str:
+    return os.fsdecode(filename) if isinstance(filename, str | bytes) else str(filename)
 
 
 def _call(args: Sequence[str], with_typer: Callable[[Sequence[str]], int]) -> int:

@@ -145,7 +145,12 @@ async def test_a_bundle_has_state_and_configuration_but_no_secrets(
             if (content := archive.extractfile(entry)) is not None
         }
         assert all(entry.mode == 0o600 for entry in archive.getmembers())
-    assert set(texts) >= {"findings.jsonl", "configuration.yaml", "overview.json", "events.json", "metrics.txt"}
+    assert set(texts) == {
+        *("findings.jsonl", "configuration.yaml", "metrics.txt", "overview.json", "history.json", "events.json"),
+        *("rules.json", "topics.json", "groups.json", "clients.json", "brokers.json", "pipelines.json"),
+        "log-levels.json",
+    }
+    assert bundle.stat().st_mode & 0o777 == 0o600
     assert "admin_token: '***'" in texts["configuration.yaml"]
     assert "penstock_node" in texts["metrics.txt"]
     token = (data / "tube" / "admin-token").read_text(encoding="utf-8").strip()
@@ -163,6 +168,14 @@ async def test_an_invalid_configuration_is_a_finding(tmp_path: Path, capfd: pyte
     with tarfile.open(bundle) as archive:
         names = {Path(name).name for name in archive.getnames()}
     assert names == {"findings.jsonl", "configuration.txt"}
+
+
+async def test_a_bundle_that_cannot_be_written_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bundle = tmp_path / "none" / "support.tar.gz"
+    assert await run("--data-dir", tmp_path / "data", "--bundle", bundle) == 2
+    error = capfd.readouterr().err
+    assert f"--bundle {bundle} cannot be written" in error
+    assert "why: No such file or directory" in error
 
 
 async def test_the_option_for_a_bundle_is_named_by_the_error(

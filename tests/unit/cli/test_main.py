@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -379,5 +381,49 @@ def test_a_command_without_output_needs_no_standard_output(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", None)  # as the interpreter starts after `>&-`
     assert cli.main(["user", "delete", str(tmp_path / "none"), "alice"]) == 2
+    sys.stdout.close()
     monkeypatch.undo()
     assert capsys.readouterr().err.startswith("penstock: ")
+
+
+def test_closed_standard_input_is_empty(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m penstock user create '{tmp_path}/users' ann <&-"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("penstock: user: no password on standard input\n")
+
+
+@pytest.mark.parametrize(("option", "shown"), [((), "line-\\xf6"), (("--json",), "line-\\u00f6")])
+def test_characters_that_the_encoding_lacks_are_escaped(tmp_path: Path, option: tuple[str, ...], shown: str) -> None:
+    contexts = tmp_path / "penstock" / "contexts.json"
+    contexts.parent.mkdir()
+    contexts.write_text('{"current": null, "contexts": {"line-\\u00f6": {"broker": "mqtt://edge"}}}', encoding="ascii")
+    contexts.chmod(0o600)
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "context", "list", *option],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "XDG_CONFIG_HOME": str(tmp_path)},
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shown in done.stdout
+
+
+def test_an_unexpected_failure_of_a_file_is_an_error_with_its_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/etc/shadow")
+
+    module = types.ModuleType("penstock_fails")
+    module.app = Commands()  # type: ignore[attr-defined]
+    module.app.add()(fails)
+    monkeypatch.setitem(sys.modules, "penstock_fails", module)
+    monkeypatch.setitem(cli.COMMANDS, "fails", cli.CommandEntry("penstock_fails", ""))
+    status, _, err = run(capsys, "fails")
+    assert (status, err) == (1, "penstock: /etc/shadow cannot be used\n  why: Permission denied\n")

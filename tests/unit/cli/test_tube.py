@@ -194,7 +194,7 @@ def test_topics_delete(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(b"", "the question was not answered"), (b"no\n", "topic water was not deleted")],
+    [(b"", "\npenstock: nothing was changed: the question was not answered"), (b"no\n", "topic water was not deleted")],
     ids=["nobody", "no"],
 )
 def test_a_topic_is_deleted_only_for_a_yes(web: Web, penstock: Command, answer: bytes, words: str) -> None:

@@ -1,0 +1,8 @@
+"""`python -m penstock`: the command line."""
+
+import sys
+
+from penstock.cli.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())
