@@ -240,6 +240,6 @@ def _write_bundle(
             f"doctor: --bundle {target} cannot be written",
             option="--bundle",
             why=error.strerror,
-            do="choose a file in a directory that you may write to",
+            hint="choose a file in a directory that you may write to",
         ) from error
     note(f"{target}: {', '.join(files)}; the files name clients, topics and users, but no passwords, payloads or keys")

@@ -210,6 +210,12 @@ def test_a_missing_file_is_named_with_its_line(tmp_path: Path, option: str) -> N
         converted(tmp_path, f"listener 1883 127.0.0.1\n{option} /none/file\n")
 
 
+def test_a_file_that_is_no_text_is_an_error_with_the_byte(tmp_path: Path) -> None:
+    (tmp_path / "mosquitto.conf").write_bytes(b"user \xfc\n")
+    with pytest.raises(ConfigError, match=r"why: byte 5 is not UTF-8\n  hint: save the file as UTF-8"):
+        convert(tmp_path / "mosquitto.conf")
+
+
 def test_every_line_that_is_left_out_is_named_with_its_reason(penstock: Command, folder: Path) -> None:
     done = penstock("config", "import", str(folder / "mosquitto.conf"), "--output", str(folder / "out"), "--json")
     rows = [json.loads(line) for line in done.out.splitlines()]

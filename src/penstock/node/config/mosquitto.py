@@ -692,9 +692,12 @@ def _texts(path: Path, named: _Line | None = None) -> Iterator[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, OSError):
+            reason, hint = error.strerror, "correct the path"
+        else:
+            reason, hint = f"byte {error.start} is not UTF-8", "save the file as UTF-8"
         where = "" if named is None else f"{named.file}:{named.number}: {named.option}: "
-        raise ConfigError(f"{where}{path} cannot be read", why=reason, hint="correct the path") from error
+        raise ConfigError(f"{where}{path} cannot be read", why=reason, hint=hint) from error
     for number, line in enumerate(text.split("\n"), 1):
         if (stripped := line.strip()) and not stripped.startswith("#"):
             yield number, stripped
