@@ -64,7 +64,7 @@ def read(source: Path = SOURCE) -> dict[str, Module]:
         package = path.name == "__init__.py"
         parts = path.relative_to(source).with_suffix("").parts
         name = ".".join(parts[:-1] if package else parts)
-        if not name.startswith(GENERATED) and name != "__main__":  # that one only starts `cli`
+        if not name.startswith(GENERATED) and name != "penstock.__main__":  # that one only starts `cli`
             found[name] = path, package
     modules = {}
     # One tree at a time: the garbage collector visits all nodes that are kept, again and again.
