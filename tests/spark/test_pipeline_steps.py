@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -12,18 +13,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.rows import data_columns, key_column, rows_of, windows_as_rows
+from penstock.pipelines.rows import data_columns, key_column, row_json, rows_of, windows_as_rows
 from penstock.pipelines.sinks.delivery import letter_record, mark_unwritable
 from penstock.pipelines.sinks.one_pass import flattened, outcome, outcome_column
 from penstock.pipelines.sinks.statestore import key_changes
 from penstock.pipelines.spec.pipeline import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
-from penstock.pipelines.spec.steps import Step
+from penstock.pipelines.spec.steps import Step, Window
 from penstock.pipelines.steps import parsing
 from penstock.pipelines.steps.expressions import literal, mark_failed_conditions, quoted
 from penstock.pipelines.steps.graph import build_stream, window_input
 from penstock.pipelines.steps.lookups import Lookup, WithLookup
 from penstock.pipelines.steps.parsing import is_one_value_without_jar
+from penstock.pipelines.steps.windows import late_from_us
 
 SOURCE = (
     "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, "
@@ -421,6 +423,38 @@ def test_a_window_leaves_out_what_it_cannot_count_and_says_why(spark: SparkSessi
     assert (made["n"], made["highest"], made["whole"], made["share"]) == (2, 1.5, 8, 0.5)
 
 
+def test_groups_that_differ_in_microseconds_have_windows_with_ids_of_their_own(spark: SparkSession) -> None:
+    """A sink that identifies windows by their ids must not lose one. Other ids are those of earlier versions."""
+    line = '{"t":"2022-03-20T10:00:00Z","started":"2022-03-20T09:00:00%s","note":"n"}'
+    values = [(line % fraction).encode() for fraction in ("Z", ".5Z", ".000001Z", ".000002Z", ".000002Z")]
+    parse = {"name": "parsed", "parse": {"schema": "t TIMESTAMP, started TIMESTAMP, note STRING"}}
+    window = windowed(by=["note", "started"], aggregates={"n": "count(*)"})
+    made = apply(rows(spark, *values), steps(parse, window), no_lookup).orderBy("started").collect()
+    assert [row["n"] for row in made] == [1, 1, 2, 1]
+    ids = [row["_id"].removeprefix("1647770400000-1647774000000-") for row in made]
+    assert len(set(ids)) == 4
+    expected = [
+        f'{{"note":"n","started":"2022-03-20T09:00:00.{digits}Z"}}' for digits in ("000", "000001", "000002", "500")
+    ]
+    assert ids == [hashlib.sha256(text.encode()).hexdigest()[:32] for text in expected]
+
+
+def test_an_event_is_late_at_a_watermark_in_the_microsecond_of_its_end(spark: SparkSession) -> None:
+    """Spark compares microseconds with the watermark: an event a microsecond after it is not late."""
+    given = spark.createDataFrame([(NOON + timedelta(microseconds=1),)], "t timestamp")
+    noon_us = int(NOON.timestamp()) * 1_000_000
+    window = {"time": "t", "watermark": "1 hour", "aggregates": {"n": "count(*)"}}
+
+    def late_from(*, deduped: bool, **kind: str) -> int:
+        column = late_from_us(given, Window.model_validate({**window, **kind}), deduped=deduped)
+        return int(given.select(column.alias("us")).collect()[0]["us"]) - noon_us
+
+    assert late_from(gap="1 second", deduped=False) == 1_000_001
+    assert late_from(duration="1 minute", deduped=True) == 1
+    assert late_from(duration="1 minute", deduped=False) == 60_000_000
+    assert late_from(duration="1 minute", slide="10 seconds", deduped=False) == 60_000_000
+
+
 @pytest.mark.parametrize(
     ("sink", "code"),
     [
@@ -641,6 +675,50 @@ def test_a_key_has_instants_in_utc_and_is_null_with_a_null_in_it(spark: SparkSes
     given = spark.createDataFrame([("a'b\n", NOON, 1), (None, NOON, 2)], "name string, at timestamp, n int")
     keys = given.select(key_column(given, "x/{name}/{at}/{n}{{}}").alias("k")).collect()
     assert [row["k"] for row in keys] == ["x/a'b\n/2022-03-20T12:00:00Z/1{}", None]
+
+
+def test_a_key_has_all_digits_of_an_instant(spark: SparkSession) -> None:
+    """Rows whose times differ in a microsecond have keys of their own; whole seconds have no fraction."""
+    times = [NOON, NOON + timedelta(milliseconds=500), NOON + timedelta(microseconds=1)]
+    given = spark.createDataFrame([(at,) for at in times], "at timestamp")
+    keys = [row["k"] for row in given.select(key_column(given, "{at}").alias("k")).collect()]
+    assert keys == ["2022-03-20T12:00:00Z", "2022-03-20T12:00:00.5Z", "2022-03-20T12:00:00.000001Z"]
+
+
+INSTANTS = "id INT, t TIMESTAMP, n TIMESTAMP_NTZ, s STRUCT<t: TIMESTAMP>, a ARRAY<TIMESTAMP>, m MAP<STRING, TIMESTAMP>"
+
+
+def test_json_has_the_microseconds_of_times(spark: SparkSession) -> None:
+    """A value without a fraction of a millisecond has milliseconds, as Spark writes it."""
+    fine = NOON + timedelta(microseconds=1_001)
+    local = fine.replace(tzinfo=None)
+    given = spark.createDataFrame(
+        [
+            (0, NOON, None, (NOON,), [NOON, None], {"k": NOON}),
+            (1, fine, None, (NOON,), None, None),
+            (2, None, local, (NOON,), [], {}),
+            (3, None, None, (fine,), None, None),
+            (4, None, None, None, [NOON, fine], None),
+            (5, None, None, None, None, {"k": fine}),
+            (6, None, None, None, None, None),
+        ],
+        INSTANTS,
+    ).orderBy("id")
+    lines = [json.loads(row["j"]) for row in given.select(row_json(given).alias("j")).collect()]
+    noon, six, after = "2022-03-20T12:00:00.000Z", "2022-03-20T12:00:00.000000Z", "2022-03-20T12:00:00.001001Z"
+    assert lines == [
+        {"id": 0, "t": noon, "s": {"t": noon}, "a": [noon, None], "m": {"k": noon}},
+        {"id": 1, "t": after, "s": {"t": six}},
+        {"id": 2, "n": after[:-1], "s": {"t": six}, "a": [], "m": {}},
+        {"id": 3, "s": {"t": after}},
+        {"id": 4, "a": [six, after]},
+        {"id": 5, "m": {"k": after}},
+        {"id": 6},
+    ]
+    with_nulls = given.where("id = 3").select(row_json(given, ["s", "t"], nulls=True).alias("j")).collect()
+    assert json.loads(with_nulls[0]["j"]) == {"s": {"t": after}, "t": None}
+    without_times = given.select("id")
+    assert "CASE" not in str(row_json(without_times)), "rows without times are not checked"
 
 
 @pytest.mark.parametrize("given", ["schema", "delimiter"])

@@ -34,10 +34,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import TimestampType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.sources import (
@@ -50,7 +51,14 @@ from penstock.pipelines.spec.sources import (
     StateStoreSource,
     TubeOptions,
 )
-from penstock.pipelines.spec.values import REDRIVE, REDRIVE_PARTS, REDRIVE_STEP, quoted_name, template_parts
+from penstock.pipelines.spec.values import (
+    EXACT_TIMES,
+    REDRIVE,
+    REDRIVE_PARTS,
+    REDRIVE_STEP,
+    quoted_name,
+    template_parts,
+)
 from penstock.spark.files.feed_options import CHANGE_TYPE
 from penstock.spark.tube.options import HEADER_PREFIX
 
@@ -69,6 +77,7 @@ __all__ = [
     "header",
     "header_names",
     "internal_columns",
+    "json_text",
     "key_column",
     "mark_dead",
     "record_identity",
@@ -76,6 +85,7 @@ __all__ = [
     "references",
     "refuse_internal",
     "rejected_after",
+    "row_json",
     "rows_of",
     "source_rows",
     "too_large",
@@ -124,7 +134,7 @@ def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
     its end, and the value is the window as JSON.
     """
     edges = [sf.split_part("_id", sf.lit("-"), sf.lit(n)).try_cast("bigint") for n in (1, 2)]
-    value = sf.to_json(sf.struct(*references(windows)), {"ignoreNullFields": "false"})
+    value = row_json(windows, nulls=True)
     fields = [
         sf.lit(name).alias("source"),
         sf.lit(name).alias("topic"),
@@ -242,15 +252,63 @@ def too_large(size: Column, most: int) -> Column:
     return sf.when(size > most, sf.format_string(f"the value has %d bytes, at most {most} are allowed", size))
 
 
+def row_json(rows: DataFrame, names: Sequence[str] | None = None, *, nulls: bool = False) -> Column:
+    """Return the columns ``names`` of ``rows`` (by default the user's) as the JSON object of :func:`json_text`."""
+    columns = references(rows, names)
+    return json_text(sf.struct(*columns), rows.select(*columns).schema, nulls=nulls)
+
+
+def json_text(value: Column, kind: DataType, *, nulls: bool = False) -> Column:
+    """Return ``value`` of the type ``kind`` as JSON. ``nulls``: with the fields that are null.
+
+    Times have milliseconds, and microseconds in a value with a time that is not a whole millisecond: Spark would cut
+    them off.
+    """
+    options = {"ignoreNullFields": str(not nulls).lower()}
+    text, has_microseconds = sf.to_json(value, options), _has_microseconds(value, kind)
+    if has_microseconds is None:
+        return text
+    return sf.when(has_microseconds, sf.to_json(value, {**options, **EXACT_TIMES})).otherwise(text)
+
+
+def _has_microseconds(value: Column, kind: DataType) -> Column | None:
+    """Return the condition that a time in ``value`` is not a whole millisecond; None for a type without times."""
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        return sf.pmod(sf.unix_micros(value.cast("timestamp")), sf.lit(1000)) != 0
+    if isinstance(kind, ArrayType):
+        return _any_has_microseconds(value, kind.elementType)
+    if isinstance(kind, MapType):
+        return _any_has_microseconds(sf.map_values(value), kind.valueType)
+    fields = kind.fields if isinstance(kind, StructType) else []
+    found = (_has_microseconds(value[field.name], field.dataType) for field in fields)
+    conditions = [condition for condition in found if condition is not None]
+    return reduce(Column.__or__, conditions) if conditions else None
+
+
+def _any_has_microseconds(values: Column, kind: DataType) -> Column | None:
+    if _has_microseconds(values, kind) is None:
+        return None
+
+    def condition(value: Column) -> Column:
+        found = _has_microseconds(value, kind)
+        assert found is not None, "the type has times"
+        return found
+
+    return sf.exists(values, condition)
+
+
 def key_column(rows: DataFrame, template: str) -> Column:
-    """Fill in the key ``template``; null if one of its columns is null. Timestamps are in ISO 8601, UTC."""
+    """Fill in the key ``template``; null if one of its columns is null.
+
+    Timestamps are in ISO 8601, UTC, with the digits of their fraction of a second that are not zero at its end.
+    """
     return sf.concat(*(_key_text(rows, text) if column else sf.lit(text) for text, column in template_parts(template)))
 
 
 def _key_text(rows: DataFrame, name: str) -> Column:
     column = reference(rows, name)
     if isinstance(rows.select(column).schema.fields[0].dataType, TimestampType):
-        return sf.date_format(column, "yyyy-MM-dd'T'HH:mm:ss'Z'")
+        return sf.concat(sf.translate(sf.col(column).cast("string"), " ", "T"), sf.lit("Z"))
     return sf.col(column).cast("string")
 
 

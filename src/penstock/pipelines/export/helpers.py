@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["HELPERS", "USED_BY_HELPERS"]
+__all__ = ["HELPERS"]
 
 HELPERS = {
     "header": '''\
@@ -22,14 +22,25 @@ def is_one_json_value(text: Column) -> Column:
 ''',
     "data_columns": '''\
 def data_columns(rows: DataFrame) -> list[str]:
-    """Return the columns of `rows` without those that describe the source's record."""
-    return [column for column in rows.columns if not column.startswith("_")]
+    """Return the columns of `rows` without those that describe the source's record, quoted."""
+    return [f"`{column}`" for column in rows.columns if not column.startswith("_")]
+''',
+    "json_text": '''\
+def json_text(*columns: str) -> Column:
+    """Return columns as a JSON object; its times have milliseconds, or microseconds if one has them."""
+    texts = {}
+    for digits in ("SSS", "SSS'000'", "SSSSSS"):
+        local = f"yyyy-MM-dd'T'HH:mm:ss.{digits}"
+        options = {"timestampFormat": f"{local}XXX", "timestampNTZFormat": local}
+        texts[digits] = sf.to_json(sf.struct(*columns), options)
+    is_whole = texts["SSSSSS"] == texts["SSS'000'"]
+    return sf.when(is_whole, texts["SSS"]).otherwise(texts["SSSSSS"])
 ''',
     "text_of": '''\
 def text_of(rows: DataFrame, column: str) -> Column:
     """Return a column as text for keys and topics; times in ISO 8601, UTC."""
     if isinstance(rows.select(column).schema[0].dataType, TimestampType):
-        return sf.date_format(column, "yyyy-MM-dd'T'HH:mm:ss'Z'")
+        return sf.concat(sf.translate(sf.col(column).cast("string"), " ", "T"), sf.lit("Z"))
     return sf.col(column).cast("string")
 ''',
     "state_store_keys": '''\
@@ -74,7 +85,7 @@ def with_columns_of(
     kept = [field for field in rows.schema.fields if field.name not in made.names]
     schema = StructType([*kept, *made.fields])
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    chosen = given or data_columns(rows)
+    chosen = given or [column for column in rows.columns if not column.startswith("_")]
 
     def computed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -92,4 +103,3 @@ def with_columns_of(
 ''',
 }
 """Functions of programs, which have those that they use."""
-USED_BY_HELPERS = {"with_columns_of": ("data_columns",)}

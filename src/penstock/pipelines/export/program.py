@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.pipelines.export.code import docstring, literal_text, statement
+from penstock.pipelines.spec.columns import RESERVED, stream_columns
 from penstock.pipelines.spec.pipeline import Pipeline, SinkPlan
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.sources import (
     TubeOptions,
 )
-from penstock.pipelines.spec.values import Part, template_parts
+from penstock.pipelines.spec.values import Part, quoted_name, template_parts
 from penstock.runtime.config.yaml_document import Value
 
 __all__ = [
@@ -85,6 +86,7 @@ class Program:
         self.imports: set[str] = set()
         self.python_files: dict[str, str] = {}
         self.constants: dict[str, str] = {}
+        self._columns = stream_columns(pipeline)
         self._names: dict[str, str] = {}
 
     def function(self, prefix: str, name: str, text: str) -> Function:
@@ -134,21 +136,41 @@ class Program:
             self.broker()
         return name
 
-    def template(self, template: str) -> str:
-        """Return Python for a column: a key or a topic with the values of columns of ``rows``."""
+    def column(self, stream: str, name: str) -> str:
+        """Return Python for the text with which Spark finds the column ``name`` of ``stream``, or a field of a struct.
+
+        Raises:
+            NotExportable: only Spark knows which of both it is.
+        """
+        if "." not in name or name.startswith(RESERVED):
+            return literal_text(name)
+        columns = self._columns[stream]
+        if columns is None:
+            raise NotExportable(
+                f"only Spark knows if {name!r} in {stream} is a column or a field of a struct; give it a name without "
+                "dots in the sql step before"
+            )
+        is_column = name.lower() in (column.name.lower() for column in columns)
+        return literal_text(quoted_name(name) if is_column else name)
+
+    def template(self, stream: str, template: str) -> str:
+        """Return Python for a column: a key or a topic with the values of columns of ``rows``, those of ``stream``."""
         parts = []
         for text, is_column in template_parts(template):
             if is_column:
                 self.helper("text_of")
-            parts.append(f"text_of(rows, {literal_text(text)})" if is_column else f"sf.lit({literal_text(text)})")
+                parts.append(f"text_of(rows, {self.column(stream, text)})")
+            else:
+                parts.append(f"sf.lit({literal_text(text)})")
         return parts[0] if len(parts) == 1 else f"sf.concat({', '.join(parts)})"
 
-    def json_of(self, columns: Sequence[str] | None) -> str:
-        """Return Python for a column: ``columns``, or without any the data columns of ``rows``, as a JSON object."""
+    def json_of(self, stream: str, columns: Sequence[str] | None) -> str:
+        """Return Python for a column: ``columns`` of ``stream``, by default the data columns, as a JSON object."""
+        self.helper("json_text")
         if columns:
-            return f"sf.to_json(sf.struct({', '.join(map(literal_text, columns))}))"
+            return f"json_text({', '.join(self.column(stream, name) for name in columns)})"
         self.helper("data_columns")
-        return "sf.to_json(sf.struct(*data_columns(rows)))"
+        return "json_text(*data_columns(rows))"
 
     def at(self, place: Sequence[str]) -> Value:
         """Return the value at ``place`` of the file before variables were replaced; None if it does not exist."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.pipelines.export.code import docstring, literal_text, statement
-from penstock.pipelines.export.helpers import HELPERS, USED_BY_HELPERS
+from penstock.pipelines.export.helpers import HELPERS
 from penstock.pipelines.export.program import Function, NotExportable, Program, commented
 from penstock.pipelines.export.sinks import Sinks
 from penstock.pipelines.export.streams import Streams
@@ -121,8 +121,6 @@ class _Script:
     def _text(self, queries: Sequence[Function]) -> str:
         pipeline = self._program.pipeline
         functions = [each for found in self._streams.functions.values() for each in found]
-        for name in tuple(self._program.helpers):
-            self._program.helpers.update(USED_BY_HELPERS.get(name, ()))
         helpers = [HELPERS[name] for name in HELPERS if name in self._program.helpers]
         body = "\n\n".join([*helpers, *(each.source() for each in (*functions, *queries))])
         marks = [

@@ -26,7 +26,7 @@ from penstock.pipelines.spec.values import MASTER_VARIABLE, late_of, quoted_name
 
 __all__ = ["Sinks"]
 
-_BuildSink = Callable[[Sink, SinkPlan, str, tuple[str, ...]], Function]
+_BuildSink = Callable[[Sink, SinkPlan, str, str], Function]
 
 
 class Sinks:
@@ -70,7 +70,7 @@ class Sinks:
         refuse_other_options("it", getattr(sink, sink.kind), _SINK_OPTIONS[sink.kind])
         reads = sink_reads(self._program.pipeline, sink)
         call = self._streams.stream(reads)
-        return build(sink, sink_plan, call, self._streams.internal[reads])
+        return build(sink, sink_plan, call, reads)
 
     def _query(self, sink: Sink, text: str) -> Function:
         if self._program.is_declarative:
@@ -86,7 +86,8 @@ class Sinks:
             f'{writer}.option("checkpointLocation", f"{{CHECKPOINTS}}/{sink_name}").trigger(**TRIGGER).start()'
         )
 
-    def _table(self, sink: Sink, found: SinkPlan, call: str, internal: tuple[str, ...]) -> Function:
+    def _table(self, sink: Sink, found: SinkPlan, call: str, reads: str) -> Function:
+        internal = self._streams.internal[reads]
         table = sink.table
         assert table is not None
         table_format = self._program.table_format or table.format
@@ -117,7 +118,7 @@ class Sinks:
         names = [literal_text(part.name) for part in table.partitions]
         if table.mode == "merge":
             identity = [name for name in ("_id", "_part") if name in (*internal, *columns_of_record)]
-            self._merge(made, sink.name, table, table_format, found, identity)
+            self._merge(made, sink.name, table, table_format, found, reads, identity)
             return made
         if found.changes_windows:
             raise NotExportable("it receives windows whenever they change, which a table without keys cannot replace")
@@ -140,12 +141,16 @@ class Sinks:
         table: TableSink,
         table_format: str,
         found: SinkPlan,
+        reads: str,
         identity: Sequence[str],
     ) -> None:
-        """Add a batch function that merges; ``identity``: columns that order rows whose ``order_by`` is equal."""
+        """Add a batch function that merges the stream ``reads``.
+
+        ``identity``: columns that order rows whose ``order_by`` is equal.
+        """
         if self._program.is_declarative or table_format != "delta":
             raise NotExportable("it merges rows by key, which needs a Delta table and foreachBatch")
-        keys = ", ".join(map(literal_text, table.keys))
+        keys = ", ".join(self._program.column(reads, key) for key in table.keys)
         equal = " AND ".join(f"old.{quoted_name(key)} <=> new.{quoted_name(key)}" for key in table.keys)
         made.lines += [
             "",
@@ -153,7 +158,7 @@ class Sinks:
             f'        """Replace the rows with the same keys: {", ".join(table.keys)}."""',
         ]
         if table.order_by is not None:
-            last = f"sf.col({literal_text(table.order_by)}).desc_nulls_last()"
+            last = f"sf.col({self._program.column(reads, table.order_by)}).desc_nulls_last()"
             order = ", ".join([last, *map(literal_text, identity)])
             made.lines += statement(f"last = Window.partitionBy({keys}).orderBy({order})", 8)
             made.lines += statement(
@@ -174,7 +179,7 @@ class Sinks:
         mode = "update" if found.changes_windows else "append"
         self._started(made, name, mode, ".foreachBatch(merge)")
 
-    def _files(self, sink: Sink, found: SinkPlan, call: str, _internal: tuple[str, ...]) -> Function:
+    def _files(self, sink: Sink, found: SinkPlan, call: str, reads: str) -> Function:
         files = sink.files
         assert files is not None
         if self._program.is_declarative:
@@ -186,7 +191,7 @@ class Sinks:
         made = self._query(sink, f"Sink {sink.name}: files of {files.format.upper()}.")
         made.add(f"rows = {call}")
         if files.columns:
-            made.add(f"rows = rows.select({', '.join(map(literal_text, files.columns))})")
+            made.add(f"rows = rows.select({', '.join(self._program.column(reads, name) for name in files.columns)})")
         else:
             self._program.helper("data_columns")
             made.add("rows = rows.select(*data_columns(rows))")
@@ -197,7 +202,7 @@ class Sinks:
         self._started(made, sink.name, "append", f".format({literal_text(files.format)})", given + path)
         return made
 
-    def _keys(self, sink: Sink, found: SinkPlan, call: str, _internal: tuple[str, ...]) -> Function:
+    def _keys(self, sink: Sink, found: SinkPlan, call: str, reads: str) -> Function:
         target = sink.statestore
         assert target is not None
         if self._program.is_declarative:
@@ -209,11 +214,12 @@ class Sinks:
         made.add(f"rows = {call}")
         changes = []
         for entry in target.entries:
-            value = self._program.json_of(entry.value)
+            value = self._program.json_of(reads, entry.value)
             if entry.when != "true":
                 value = f"sf.when(sf.expr({literal_text(joined(entry.when))}), {value})"
-            changes.append(f'sf.struct({self._program.template(entry.key)}.alias("key"), {value}.alias("value"))')
-        order = "sf.lit(None)" if target.order_by is None else f"sf.col({literal_text(target.order_by)})"
+            key = self._program.template(reads, entry.key)
+            changes.append(f'sf.struct({key}.alias("key"), {value}.alias("value"))')
+        order = "sf.lit(None)" if target.order_by is None else f"sf.col({self._program.column(reads, target.order_by)})"
         made.add(
             f"changes = sf.array({', '.join(changes)})",
             f'rows = rows.select({order}.alias("order"), sf.posexplode(changes).alias("entry", "change"))',
@@ -239,7 +245,8 @@ class Sinks:
         self._started(made, sink.name, "update" if found.changes_windows else "append", ".foreachBatch(write)")
         return made
 
-    def _messages(self, sink: Sink, found: SinkPlan, call: str, internal: tuple[str, ...]) -> Function:
+    def _messages(self, sink: Sink, found: SinkPlan, call: str, reads: str) -> Function:
+        internal = self._streams.internal[reads]
         messages = sink.messages
         assert messages is not None
         if found.changes_windows and self._program.is_declarative:
@@ -259,9 +266,9 @@ class Sinks:
         made.add(f'message = sf.concat_ws("/", {", ".join(identity)}, sf.lit({literal_text(unique)}))')
         is_json = not isinstance(messages.value, str)
         value = (
-            f"sf.col({literal_text(messages.value)})"
+            f"sf.col({self._program.column(reads, messages.value)})"
             if isinstance(messages.value, str)
-            else self._program.json_of(messages.value)
+            else self._program.json_of(reads, messages.value)
         )
         named = dict(
             messages.properties if isinstance(messages, MqttSink) else sink.tubemq.headers if sink.tubemq else {}
@@ -270,14 +277,18 @@ class Sinks:
             named = {"content-type": "application/json", **named}
         pairs = ['sf.struct(sf.lit("id").alias("key"), message.alias("value"))']
         for name, template in named.items():
-            text = self._program.template(template)
+            text = self._program.template(reads, template)
             pairs.append(f'sf.struct(sf.lit({literal_text(name)}).alias("key"), {text}.alias("value"))')
         made.add(f'pairs = sf.filter(sf.array({", ".join(pairs)}), lambda pair: pair["value"].isNotNull())')
-        topic = self._program.template(messages.topic)
-        order = "" if messages.order_by is None else f'sf.col({literal_text(messages.order_by)}).alias("_order"), '
+        topic = self._program.template(reads, messages.topic)
+        order = ""
+        if messages.order_by is not None:
+            order = f'sf.col({self._program.column(reads, messages.order_by)}).alias("_order"), '
         if kind == "tubemq":
             assert sink.tubemq is not None
-            key = 'sf.lit(None).cast("string")' if sink.tubemq.key is None else self._program.template(sink.tubemq.key)
+            key = 'sf.lit(None).cast("string")'
+            if sink.tubemq.key is not None:
+                key = self._program.template(reads, sink.tubemq.key)
             made.add(
                 f'rows = rows.select({order}{topic}.alias("topic"), {key}.alias("key"), '
                 f'{value}.cast("binary").alias("value"), '
@@ -351,12 +362,12 @@ class Sinks:
                 break
         return made
 
-    def _console(self, sink: Sink, found: SinkPlan, call: str, internal: tuple[str, ...]) -> Function:
+    def _console(self, sink: Sink, found: SinkPlan, call: str, reads: str) -> Function:
         if self._program.is_declarative:
             raise NotExportable("a project has no console")
         assert sink.console is not None
         made = self._query(sink, f"Sink {sink.name}: print the first rows of each batch.")
-        dropped = ", ".join(map(literal_text, internal))
+        dropped = ", ".join(map(literal_text, self._streams.internal[reads]))
         made.add(f"rows = {call}.drop({dropped})")
         mode = "update" if found.changes_windows else "append"
         self._started(made, sink.name, mode, '.format("console")', f'.option("numRows", {sink.console.rows})')

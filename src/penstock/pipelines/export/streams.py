@@ -440,7 +440,7 @@ class Streams:
         made.add(f"return flattened({calls[0]}, {columns}, {literal_text(given.separator)}, prefix={given.prefix})")
         return [made]
 
-    def _enrich(self, step: Step, _inputs: list[str], calls: list[str]) -> list[Function]:
+    def _enrich(self, step: Step, inputs: list[str], calls: list[str]) -> list[Function]:
         given: Enrich | None = step.enrich
         assert given is not None
         if given.match:
@@ -450,7 +450,7 @@ class Streams:
         if given.unavailable != "fail":
             raise NotExportable(f"step {step.name} continues without the state store (unavailable)")
         self._program.helper("state_store_keys")
-        key = self._program.template(given.key)
+        key = self._program.template(inputs[0], given.key)
         schema = ", ".join(f"{quoted_name(each.name)} {each.type}" for each in parse_ddl(given.columns))
         pattern = "".join(
             "*" if part.column else re.sub(r"([*?\[])", r"[\1]", part.text) for part in template_parts(given.key)
@@ -492,7 +492,7 @@ class Streams:
         if given.key == "id":
             key = row_id
         else:
-            column = f'sf.col({literal_text(given.key)}).cast("string")'
+            column = f'sf.col({self._program.column(inputs[0], given.key)}).cast("string")'
             key = f'sf.coalesce(sf.concat(sf.lit("key:"), {column}), sf.concat(sf.lit("id:"), {row_id}))'
         made.add(f'rows = {calls[0]}.withColumn("_copy_of", {key})')
         if given.on == "arrival":
@@ -502,8 +502,9 @@ class Streams:
             )
         else:
             window = self._window_after(step.name)
-            self._keep_timely(made, window)
-            made.add(f"rows = rows.withWatermark({literal_text(window.time)}, {literal_text(window.watermark)})")
+            time = self._program.column(inputs[0], window.time)
+            self._keep_timely(made, window, time)
+            made.add(f"rows = rows.withWatermark({time}, {literal_text(window.watermark)})")
         made.add('return rows.dropDuplicatesWithinWatermark(["_copy_of"]).drop("_copy_of", "_arrived")')
         return [made]
 
@@ -524,9 +525,9 @@ class Streams:
         raise NotExportable(f"step {name} precedes no window")
 
     @staticmethod
-    def _keep_timely(made: Function, window: Window, *, has_times: bool = True) -> None:
-        """Leave out rows whose event time is null, or too far after they arrived, if sources report this time."""
-        time = literal_text(window.time)
+    def _keep_timely(made: Function, window: Window, time: str, *, has_times: bool = True) -> None:
+        """Leave out rows whose event time, Python for the column ``time``, is null, or too far after they arrived, if
+        sources report this."""
         made.add(f"rows = rows.where(sf.col({time}).isNotNull())")
         if has_times:
             made.lines.append("    # An event far in the future would make all others late.")
@@ -543,16 +544,17 @@ class Streams:
         has_times = all(isinstance(each, TubeOptions) for each in self._sources_of(inputs[0]))
         dedupes = [each.dedupe.on for each in self._steps_to(inputs[0]) if each.dedupe is not None]
         made.add(f"rows = {calls[0]}")
+        time = self._program.column(inputs[0], given.time)
         if "event" not in dedupes:
-            self._keep_timely(made, given, has_times=has_times)
+            self._keep_timely(made, given, time, has_times=has_times)
         if not dedupes:
-            made.add(f"rows = rows.withWatermark({literal_text(given.time)}, {literal_text(given.watermark)})")
+            made.add(f"rows = rows.withWatermark({time}, {literal_text(given.watermark)})")
         if given.gap is not None:
-            made.add(f"window = sf.session_window({literal_text(given.time)}, {literal_text(given.gap)})")
+            made.add(f"window = sf.session_window({time}, {literal_text(given.gap)})")
         else:
             slide = "" if given.slide is None else f", {literal_text(given.slide)}"
-            made.add(f"window = sf.window({literal_text(given.time)}, {literal_text(given.duration)}{slide})")
-        by = ", ".join(map(literal_text, given.by))
+            made.add(f"window = sf.window({time}, {literal_text(given.duration)}{slide})")
+        by = ", ".join(self._program.column(inputs[0], name) for name in given.by)
         aggregates = ", ".join(
             f"sf.expr({literal_text(joined(text))}).alias({literal_text(name)})"
             for name, text in given.aggregates.items()
@@ -561,7 +563,8 @@ class Streams:
         made.add(f"rows = rows.groupBy({group}).agg({aggregates})")
         parts = 'sf.unix_millis("window.start").cast("string"), sf.unix_millis("window.end").cast("string")'
         if by:
-            parts += f", sf.left(sf.sha2(sf.to_json(sf.struct({by})), 256), sf.lit(32))"
+            self._program.helper("json_text")
+            parts += f", sf.left(sf.sha2(json_text({by}), 256), sf.lit(32))"
         made.add(f'window_id = sf.concat_ws("-", {parts})')
         columns = ", ".join(
             ['sf.col("window.start").alias("window_start")', 'sf.col("window.end").alias("window_end")']

@@ -54,7 +54,7 @@ from penstock.pipelines.steps.expectations import check_counts, checks_of
 from penstock.pipelines.steps.graph import build_stream, join_inputs, window_input
 from penstock.pipelines.steps.joins import join_counts, late_counts, mark_late, with_values
 from penstock.pipelines.steps.lookups import WithLookup
-from penstock.pipelines.steps.windows import late_from_ms
+from penstock.pipelines.steps.windows import late_from_us
 from penstock.runtime.backoff import Backoff
 from penstock.spark.files.object_storage import spark_path
 from penstock.spark.postgresql.columns import table_columns
@@ -394,8 +394,8 @@ class SinkBatches:
         watermark = self.checkpoint.late_watermark_ms(batch)
         # Late duplicates of an event count once; `<=`, since an event at the watermark is dropped too. Before the first
         # watermark Spark compares with 0, and drops windows that ended before 1970.
-        place = late_from_ms(records, window, deduped=plan.has_dedupe)
-        is_late = alive() & (place <= sf.lit(watermark))
+        place = late_from_us(records, window, deduped=plan.has_dedupe)
+        is_late = alive() & (place <= sf.lit(watermark * 1000))
         late = sf.count_distinct(sf.when(is_late, sf.struct(*record_identity(records)))).alias("late")
         if plan.late_sinks or plan.dead_letters_of:
             records = records.persist()

@@ -34,6 +34,7 @@ from penstock.pipelines.rows import (
     record_identity,
     reference,
     references,
+    row_json,
 )
 from penstock.pipelines.sinks.delta import DELETES, DeltaWriter, discard
 from penstock.pipelines.sinks.files import FileBatches, write_lines
@@ -609,8 +610,7 @@ def _write_files(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
 
 def _print_rows(writer: SinkWriter, sink: Sink, batch: SinkBatch) -> int:
     assert sink.console is not None
-    columns = sf.struct(*references(batch.rows))
-    lines = batch.rows.select(sf.to_json(columns, {"ignoreNullFields": "false"}).alias("line"))
+    lines = batch.rows.select(row_json(batch.rows, nulls=True).alias("line"))
     printed = [row["line"] for row in lines.limit(sink.console.rows).collect()]
     writer.targets.show(sink.name, batch.number, printed)
     return batch.count

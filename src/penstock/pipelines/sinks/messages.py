@@ -15,14 +15,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType
 
 from penstock.payloads.confluent import AFTER_ID
-from penstock.pipelines.rows import (
-    data_columns,
-    key_column,
-    record_identity,
-    reference,
-    references,
-    too_large,
-)
+from penstock.pipelines.rows import data_columns, key_column, record_identity, reference, row_json, too_large
 from penstock.pipelines.sinks.registered_values import ENCODED
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import KafkaSink, Messages, Sink
@@ -155,7 +148,7 @@ def _value(rows: DataFrame, messages: Messages) -> Column:
         if isinstance(messages, KafkaSink) and messages.registered is not None:
             # A test case has these columns in JSON.
             columns = value_fields(messages, columns or data_columns(rows))
-        return sf.to_json(sf.struct(*references(rows, columns)))
+        return row_json(rows, columns)
     value = reference(rows, messages.value)
     kind = rows.select(value).schema.fields[0].dataType
     return sf.col(value) if isinstance(kind, BinaryType) else sf.col(value).cast("string")

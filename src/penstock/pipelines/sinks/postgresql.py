@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.pipelines.rows import data_columns, mark_dead
+from penstock.pipelines.rows import data_columns, json_text, mark_dead
 from penstock.pipelines.spec.sinks import PostgresqlSink, Sink
 from penstock.pipelines.spec.values import sink_letter
 from penstock.pipelines.steps.expressions import add_conditions, mark_failed_conditions, quoted_column
@@ -64,7 +64,7 @@ def _unstorable(name: str, kind: DataType) -> Column | None:
         return sf.when(wrong, sf.lit(f"column {name} has U+0000 or invalid UTF-8, which PostgreSQL does not store"))
     if family(kind.simpleString()) == "JSON":
         # Not an escaped backslash before the text u0000.
-        wrong = _json(value).rlike(r"(?<!\\)(?:\\\\)*\\u0000")
+        wrong = sf.to_json(value).rlike(r"(?<!\\)(?:\\\\)*\\u0000")
         return sf.when(wrong, sf.lit(f"column {name} has U+0000, which PostgreSQL does not store"))
     if isinstance(kind, (DateType, TimestampType, TimestampNTZType)):
         wrong = ~sf.year(value).between(1, 9999)
@@ -126,13 +126,9 @@ _IDENTITY = ("_id", "_part")
 def _text(name: str, kind: DataType) -> Column:
     value = quoted_column(name)
     if family(kind.simpleString()) == "JSON":
-        return _json(value)
+        return json_text(value, kind, nulls=True)
     if isinstance(kind, BinaryType):
         return sf.concat(sf.lit("\\x"), sf.hex(value))
     if isinstance(kind, (DecimalType, FractionalType)):
         return value.cast("string")
     return value
-
-
-def _json(value: Column) -> Column:
-    return sf.to_json(value, {"ignoreNullFields": "false"})

@@ -34,7 +34,7 @@ from penstock.payloads.confluent import encoded_id
 from penstock.payloads.errors import TIME_OUT_OF_RANGE, time_limits
 from penstock.payloads.protobuf_encoding import message_encoder
 from penstock.payloads.protobuf_schema import ProtobufSchema
-from penstock.pipelines.rows import data_columns
+from penstock.pipelines.rows import data_columns, row_json
 from penstock.pipelines.spec.columns import parse_ddl
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.registered_values import JsonValue, ProtobufValue, RegisteredValue
@@ -214,7 +214,7 @@ def _json(rows: DataFrame, names: Sequence[str]) -> Column:
         )
         if (found := _has(column, kinds[name.lower()], is_wrong)) is not None
     ]
-    text = sf.to_json(sf.struct(*(c.alias(name) for name, c in columns.items())), {"ignoreNullFields": "true"})
+    text = row_json(rows, names)
     reason = sf.coalesce(*checks, sf.lit(None).cast("string"))
     return sf.struct(text.cast("binary").alias("value"), reason.alias("reason"))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from penstock.pipelines.rows import key_column, mark_dead, reference, references, too_large
+from penstock.pipelines.rows import key_column, mark_dead, reference, row_json, too_large
 from penstock.pipelines.sinks.messages import ONE_TASK
 from penstock.pipelines.spec.sinks import Sink, StateStoreEntry, StateStoreSink
 from penstock.pipelines.spec.values import sink_letter
@@ -84,7 +84,7 @@ def key_changes(rows: DataFrame, sink: StateStoreSink) -> list[KeyWrite]:
 
 def _entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
     """Return the JSON value of a row for ``entry``."""
-    return sf.to_json(sf.struct(*references(rows, entry.value or None)))
+    return row_json(rows, entry.value or None)
 
 
 def mark_rows_without_key(rows: DataFrame, sink: Sink) -> DataFrame:

@@ -38,6 +38,7 @@ __all__ = [
     "sink_columns",
     "sink_types",
     "state_types",
+    "stream_columns",
 ]
 
 RESERVED = "_"
@@ -373,6 +374,11 @@ def sink_types(pipeline: Pipeline, sink: Sink) -> dict[str, str]:
     return {column.name: column.type for column in columns if column.type is not None}
 
 
+def stream_columns(pipeline: Pipeline) -> dict[str, list[KnownColumn] | None]:
+    """Return the columns of each source and step; None if only Spark knows them."""
+    return {name: None if found is None else list(found.values()) for name, found in _Streams(pipeline).after.items()}
+
+
 def joined_columns(pipeline: Pipeline, join: str) -> tuple[list[str] | None, list[str] | None]:
     """Return the columns of the left and the right stream of the step ``join``; None if only Spark knows them."""
     streams = _Streams(pipeline)
@@ -405,27 +411,28 @@ def state_types(pipeline: Pipeline, steps: Iterable[str]) -> dict[str, str]:
 
 
 class _Streams:
-    """Columns of each stream of a pipeline, and ``before`` each step; names of the streams ``of_windows``.
+    """Columns ``after`` each source and step of a pipeline, and ``before`` each step; names of the streams
+    ``of_windows``.
 
     ``before`` a join are those of its left stream, ``right_of`` has those of the right one.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._after: dict[str, Columns] = {
+        self.after: dict[str, Columns] = {
             name: _untyped_columns(source.columns) for name, source in pipeline.inputs.items()
         }
         self.before: dict[str, Columns] = {}
         self.right_of: dict[str, Columns] = {}
         self.of_windows: set[str] = set()
         for index, step in enumerate(pipeline.steps):
-            inputs = [self._after[name] for name in reads_of(pipeline, index)]
+            inputs = [self.after[name] for name in reads_of(pipeline, index)]
             if step.join is not None:
                 before, self.right_of[step.name] = inputs
-                self._after[step.name] = _joined(step.join, *inputs)
+                self.after[step.name] = _joined(step.join, *inputs)
             else:
                 before = _union(inputs)
-                self._after[step.name] = _after(step, before)
+                self.after[step.name] = _after(step, before)
             self.before[step.name] = before
             if step.window is not None or self.of_windows.intersection(reads_of(pipeline, index)):
                 self.of_windows.add(step.name)
@@ -433,7 +440,7 @@ class _Streams:
     def of_sink(self, sink: Sink) -> Columns:
         """Return the columns that ``sink`` receives."""
         late = late_of(sink.source or "")
-        return self._after[sink_reads(self._pipeline, sink)] if late is None else self.before[late]
+        return self.after[sink_reads(self._pipeline, sink)] if late is None else self.before[late]
 
 
 def _missing(named: Iterable[Named], columns: Columns, stream: str, where: Location) -> Iterator[Problem]:

@@ -41,6 +41,7 @@ from penstock.payloads.avro_schema import is_avro_name
 from penstock.pipelines.spec.registered_values import AvroValue, JsonValue, ProtobufValue, RegisteredValue
 from penstock.pipelines.spec.sources import Options, named_options
 from penstock.pipelines.spec.values import (
+    EXACT_TIMES,
     BrokerUrl,
     DataDirectory,
     Duration,
@@ -624,12 +625,8 @@ class FilesSink(DataDirectory):
 
     @property
     def spark_options(self) -> dict[str, str]:
-        """The options of Spark's format of the same name, which by default cuts off microseconds."""
-        found = {
-            "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-            "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-            "compression": self.compression,
-        }
+        """The options of Spark's format of the same name."""
+        found = {**EXACT_TIMES, "compression": self.compression}
         if self.format == "json":
             return {**found, "ignoreNullFields": "false"}
         return {

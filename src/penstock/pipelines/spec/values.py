@@ -139,6 +139,11 @@ REDRIVE_PARTS = "penstock.redrive.parts"
 """Header of a redriven dead letter of parts of a record: the parts (``each.1``), comma-separated."""
 REDRIVE_ID = "penstock.redrive.id"
 """Header of a dead letter that was redriven to Kafka: identifies this copy of the record."""
+EXACT_TIMES: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options of Spark's JSON and CSV, which by default cut off microseconds."""
 _LATE = "late"
 MAX_KEY_TEMPLATE = 1_024
 """Maximum length of a key template; the state store itself accepts longer keys."""

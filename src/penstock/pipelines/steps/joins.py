@@ -26,6 +26,7 @@ from penstock.pipelines.rows import (
     mark_dead,
     record_identity,
     reference,
+    row_json,
     unmarked,
 )
 from penstock.pipelines.spec.pipeline import SinkPlan
@@ -199,6 +200,5 @@ def with_values(rows: DataFrame) -> DataFrame:
     """Add the values of dead ``rows`` of a join, as JSON, for their dead letters: they have no record."""
     if OUTCOME not in rows.columns:
         return rows
-    value = sf.to_json(sf.struct(*(quoted_column(name) for name in data_columns(rows))), {"ignoreNullFields": "false"})
-    filled = sf.col("_source").withField("value", value.cast("binary"))
+    filled = sf.col("_source").withField("value", row_json(rows, nulls=True).cast("binary"))
     return rows.withColumn("_source", sf.when(sf.col("_dead").isNotNull(), filled).otherwise(sf.col("_source")))

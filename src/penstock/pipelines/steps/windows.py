@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from penstock.errors import shortened
-from penstock.pipelines.rows import alive, mark_dead, reference, references, rejected_after
+from penstock.pipelines.rows import alive, json_text, mark_dead, reference, references, rejected_after
 from penstock.pipelines.spec.steps import Dedupe, Step, Window
 from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.steps.expressions import FAILED, quoted_column, tried_windows, try_arguments
@@ -24,7 +24,7 @@ __all__ = [
     "NO_TIME",
     "EventTime",
     "dedupe_step",
-    "late_from_ms",
+    "late_from_us",
     "mark_invalid_records",
     "mark_invalid_times",
     "window_step",
@@ -124,7 +124,7 @@ def window_step(rows: DataFrame, name: str, window: Window, *, timed: bool) -> D
     # The id of the window in messages: its group, start and end. It is the same for each change.
     parts = [sf.unix_millis(f"window.{edge}").cast("string") for edge in ("start", "end")]
     if by:
-        parts.append(sf.left(sf.sha2(sf.to_json(sf.struct(*by)), 256), sf.lit(32)))
+        parts.append(sf.left(sf.sha2(json_text(sf.struct(*by), counted.select(*by).schema), 256), sf.lit(32)))
     return counted.select(*edges, *by, *window.aggregates, sf.concat_ws("-", *parts).alias("_id"))
 
 
@@ -132,18 +132,18 @@ def _aggregates(window: Window) -> list[Column]:
     return [sf.expr(expression).alias(name) for name, expression in window.aggregates.items()]
 
 
-def late_from_ms(rows: DataFrame, window: Window, *, deduped: bool) -> Column:
-    """Return the first watermark, in ms since 1970, at which an event of ``rows`` is late.
+def late_from_us(rows: DataFrame, window: Window, *, deduped: bool) -> Column:
+    """Return the first watermark, in microseconds since 1970, at which an event of ``rows`` is late.
 
     After a dedupe by event time this is the event's own time, otherwise the end of the last window that contains it:
     Spark drops windows that have ended, not events.
     """
-    time = sf.unix_millis(reference(rows, window.time))
+    time = sf.unix_micros(reference(rows, window.time))
     if deduped:
         return time
     if window.gap is not None:
-        return time + sf.lit(duration_ms(window.gap))
+        return time + sf.lit(duration_ms(window.gap) * 1000)
     assert window.duration is not None
-    duration = duration_ms(window.duration)
-    slide = duration if window.slide is None else duration_ms(window.slide)
+    duration = duration_ms(window.duration) * 1000
+    slide = duration if window.slide is None else duration_ms(window.slide) * 1000
     return time - sf.pmod(time, sf.lit(slide)) + sf.lit(duration)

@@ -24,7 +24,7 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.catalyst import COLUMN_SETTINGS, java_process, keep_classes, silence_java
-from penstock.pipelines.rows import alive, references, source_rows, windows_as_rows
+from penstock.pipelines.rows import alive, references, row_json, source_rows, windows_as_rows
 from penstock.pipelines.sinks.delivery import mark_unwritable
 from penstock.pipelines.sinks.delta import DELETES
 from penstock.pipelines.sinks.messages import as_messages
@@ -53,7 +53,6 @@ _SOURCE = (
 )
 SILENCE_S = 2.0
 """Most seconds for a request to Java before it is ended."""
-_NULLS = {"ignoreNullFields": "false"}
 
 
 @contextmanager
@@ -288,5 +287,5 @@ def _text(value: bytes | bytearray | str) -> str:
 
 
 def _collect(rows: DataFrame, columns: Sequence[str]) -> Rows:
-    made = rows.select(sf.to_json(sf.struct(*columns), _NULLS).alias("line"))
+    made = rows.select(row_json(rows, columns, nulls=True).alias("line"))
     return [json.loads(row["line"]) for row in made.collect()]

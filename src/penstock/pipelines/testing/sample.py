@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.rows import alive, references, windows_as_rows
+from penstock.pipelines.rows import alive, row_json, windows_as_rows
 from penstock.pipelines.sources.changes import AsOfJoins
 from penstock.pipelines.sources.readers import KafkaSourceReader, QueryInput, TubeSourceReader
 from penstock.pipelines.spec.pipeline import Pipeline, path_to
@@ -166,7 +166,7 @@ def newest_values(name: str, source: KafkaSource, records: int) -> Iterator[tupl
 
 
 def _sample(rows: DataFrame, step: Step, limit: int) -> StepSample:
-    line = sf.to_json(sf.struct(*references(rows)), {"ignoreNullFields": "false"})
+    line = row_json(rows, nulls=True)
     found = rows.select(
         sf.when(alive(), line).alias("line"),
         sf.col("_filtered").isNotNull().alias("is_filtered"),
