@@ -33,7 +33,7 @@ from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import plan
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.pipelines.state_dir.letter_writers import LetterRange
-from penstock.pipelines.steps.expressions import literal
+from penstock.pipelines.steps.expressions import literal, quoted
 
 PIPELINE = """\
 name: p
@@ -98,7 +98,7 @@ COLUMNS = """
     DATE'1582-01-01' + CAST(id AS INT) AS day, timestamp_micros(id * 1234567 - 99999999999999) AS at,
     CAST(timestamp_micros(id * 7) AS TIMESTAMP_NTZ) AS local,
     IF(id % 3 = 0, NULL, array(id, NULL, id + 1)) AS list, map(concat('k', id), struct(id AS v)) AS named,
-    struct(id AS a, struct(IF(id % 5 = 0, NULL, 'x') AS c) AS b) AS nested
+    struct(id AS a, struct(IF(id % 5 = 0, NULL, 'x') AS c) AS b) AS nested, id + 1 AS `of.all`, id + 2 AS `of.one`
 """
 
 
@@ -114,11 +114,11 @@ def test_rows_of_every_type_are_those_that_spark_writes(spark: SparkSession, tmp
     letter = {"step": "_dead.step"}
     is_letter, is_other = "_dead IS NOT NULL AND n < 500", "_dead IS NOT NULL AND n < 200"
     # Some columns are those of one sink, the others those of all.
-    shared = ("n", "text", "nested")
-    own = {name: name for name in data.columns if name not in shared}
+    shared = ("n", "text", "nested", "of.all")
+    own = {name: quoted(name) for name in data.columns if name not in shared}
     both = flattened(
         rows.selectExpr(
-            *(f"{name} AS `{SHARED}{name}`" for name in shared),
+            *(f"{quoted(name)} AS `{SHARED}{name}`" for name in shared),
             f"{outcome(own, letter, is_letter)} AS s0",
             f"{outcome({}, {}, 'false')} AS s1",
             f"{outcome({}, {'step': literal('other')}, is_other)} AS s2",

@@ -439,6 +439,18 @@ def test_groups_that_differ_in_microseconds_have_windows_with_ids_of_their_own(s
     assert ids == [hashlib.sha256(text.encode()).hexdigest()[:32] for text in expected]
 
 
+def test_a_window_grouped_by_a_field_of_a_struct_has_a_column_with_its_name(spark: SparkSession) -> None:
+    line = b'{"t":"2022-03-20T10:00:00Z","note":"n","place":{"hall":"%s"},"a.b":%d}'
+    parse = {"name": "parsed", "parse": {"schema": "t TIMESTAMP, note STRING, place STRUCT<hall: STRING>, `a.b` INT"}}
+    window = windowed(by=["place.hall", "a.b"], aggregates={"n": "count(*)"})
+    made = apply(rows(spark, line % (b"A", 1), line % (b"A", 1), line % (b"B", 2)), steps(parse, window), no_lookup)
+    assert made.columns == ["window_start", "window_end", "hall", "a.b", "n", "_id"]
+    found = made.orderBy("hall").collect()
+    assert [(row["hall"], row["a.b"], row["n"]) for row in found] == [("A", 1, 2), ("B", 2, 1)]
+    group = hashlib.sha256(b'{"hall":"A","a.b":1}').hexdigest()[:32]
+    assert found[0]["_id"] == f"1647770400000-1647774000000-{group}"
+
+
 def test_an_event_is_late_at_a_watermark_in_the_microsecond_of_its_end(spark: SparkSession) -> None:
     """Spark compares microseconds with the watermark: an event a microsecond after it is not late."""
     given = spark.createDataFrame([(NOON + timedelta(microseconds=1),)], "t timestamp")

@@ -176,7 +176,12 @@ def java_process(spark: SparkSession) -> subprocess.Popen[bytes]:
 
 
 def silence_java(spark: SparkSession) -> None:
-    """Discard what Java writes to standard error from now on; nothing if it ends."""
+    """Discard what Java writes to standard error from now on, also for the Python processes that it has started.
+
+    Nothing if it has ended.
+    """
     jvm: Any = spark._jvm
-    with suppress(Py4JError):
-        jvm.java.lang.System.setErr(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+    with suppress(Py4JError, ConnectionError):
+        # Not replaced: the threads that copy the output of processes keep the stream. Java redirects the closed
+        # descriptor to /dev/null, so that no file gets its number.
+        jvm.java.lang.System.err.close()

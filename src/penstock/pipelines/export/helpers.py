@@ -87,10 +87,13 @@ def with_columns_of(
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     chosen = given or [column for column in rows.columns if not column.startswith("_")]
 
+    names = rows.columns
+
     def computed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if not len(batch):
+        for numbered in batches:
+            if not len(numbered):
                 continue
+            batch = numbered.rename_columns(names)
             found = function(batch.select(chosen))
             if not isinstance(found, dict):
                 found = dict(zip(found.schema.names, found.columns, strict=True))
@@ -99,7 +102,8 @@ def with_columns_of(
             columns = {name: values[name] for name in arrow_schema.names}
             yield from pa.Table.from_pydict(columns, schema=arrow_schema).to_batches()
 
-    return rows.mapInArrow(computed, schema)
+    # mapInArrow takes a dot in a name for a field of a struct.
+    return rows.toDF(*(f"c{n}" for n in range(len(names)))).mapInArrow(computed, schema)
 ''',
 }
 """Functions of programs, which have those that they use."""

@@ -554,13 +554,18 @@ class Streams:
         else:
             slide = "" if given.slide is None else f", {literal_text(given.slide)}"
             made.add(f"window = sf.window({time}, {literal_text(given.duration)}{slide})")
-        by = ", ".join(self._program.column(inputs[0], name) for name in given.by)
+        groups = {name: self._program.column(inputs[0], name) for name in given.by}
         aggregates = ", ".join(
             f"sf.expr({literal_text(joined(text))}).alias({literal_text(name)})"
             for name, text in given.aggregates.items()
         )
-        group = ", ".join(['window.alias("window")', *([by] if by else [])])
+        group = ", ".join(['window.alias("window")', *groups.values()])
         made.add(f"rows = rows.groupBy({group}).agg({aggregates})")
+        # A group by a field of a struct has the name of the field.
+        by = ", ".join(
+            literal_text(name.rpartition(".")[2]) if text == literal_text(name) else text
+            for name, text in groups.items()
+        )
         parts = 'sf.unix_millis("window.start").cast("string"), sf.unix_millis("window.end").cast("string")'
         if by:
             self._program.helper("json_text")

@@ -503,7 +503,8 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
 
 # PySpark logs every analysis error as a line of JSON with both stacks; the run reports it once, as an error.
-logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+for _kind in ("SQL", "DataFrame"):
+    logging.getLogger(f"{_kind}QueryContextLogger").setLevel(logging.CRITICAL)
 
 
 @dataclass(slots=True)

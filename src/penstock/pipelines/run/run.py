@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.errors import PySparkException
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.pipelines.catalyst import silence_java
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import check_applicable, check_table_types, check_topics, remember
 from penstock.pipelines.run.driver import (
@@ -354,6 +355,9 @@ class _PipelineRun:
             self._supervise()
             if self._stop_requested():
                 self._emit_event("stopping")
+            if self._options.session is None and not self._options.debug:
+                # A process that reads a source, and whose query is stopped while it starts, would print a traceback.
+                silence_java(spark)
             self._drain()
             self._maintenance.close(DRAIN_S)
             self._report()

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 from penstock.pipelines.rows import ALIVE
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA, FileTarget, FileWriter
 from penstock.pipelines.sinks.partitions import PartitionFiles
+from penstock.pipelines.steps.arrow_functions import map_in_arrow
 from penstock.pipelines.steps.expressions import quoted
 from penstock.spark.files.object_storage import StoragePath
 
@@ -232,7 +233,7 @@ def write_in_one_pass(batch: DataFrame, sinks: Sequence[Outcomes]) -> list[PassR
         for sink in sinks
     ]
     chosen = batch if columns == schema.names else batch.selectExpr(*map(quoted, columns))
-    results = chosen.mapInArrow(partial(_write_task, targets), _RESULT).collect()
+    results = map_in_arrow(chosen, partial(_write_task, targets), _RESULT).collect()
     return [_result(sink, [row for row in results if row["sink"] == sink.number]) for sink in sinks]
 
 

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 from penstock.pipelines.rows import data_columns, json_text, mark_dead
 from penstock.pipelines.spec.sinks import PostgresqlSink, Sink
 from penstock.pipelines.spec.values import sink_letter
+from penstock.pipelines.steps.arrow_functions import map_in_arrow
 from penstock.pipelines.steps.expressions import add_conditions, mark_failed_conditions, quoted_column
 from penstock.spark.postgresql.columns import family, table_columns
 from penstock.spark.postgresql.connection import connected
@@ -93,7 +94,7 @@ def write_postgresql(rows: DataFrame, count: int, sink: Sink, batch: int, writer
         return staged
     if count <= _ONE_TASK:
         rows = rows.coalesce(1)
-    tasks = _as_texts(rows, names, target).mapInArrow(partial(_copy, staged), "attempt LONG, rows LONG").collect()
+    tasks = map_in_arrow(_as_texts(rows, names, target), partial(_copy, staged), "attempt LONG, rows LONG").collect()
     parts = [StagedPart(task["attempt"], task["rows"]) for task in tasks]
     return writer.commit(batch, staged, parts, columns, BatchCommit(kinds, target.key, target.order_by))
 

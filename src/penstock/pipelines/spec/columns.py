@@ -303,6 +303,8 @@ def column_names(pipeline: Pipeline) -> Iterator[Problem]:
                 yield from _time_problems(step.enrich.as_of.time, before, (*where, "as_of", "time"))
             if step.deadband is not None:
                 yield from _deadband_problems(step.deadband, before, where)
+            if step.window is not None:
+                yield from _group_problems(step.window, before, where)
             yield from _wrong_expressions(_expressions_of(step), before, reads[0], where)
     for index, sink in enumerate(pipeline.sinks):
         stream, where = sink.source or sink_reads(pipeline, sink), ("sinks", index, sink.kind)
@@ -882,14 +884,32 @@ def _selected(statement: str, before: dict[str, KnownColumn]) -> Columns:
     return made
 
 
+def _group_columns(window: Window, before: dict[str, KnownColumn]) -> list[KnownColumn]:
+    """Return the columns of the groups; a group by a field of a struct (`limits.zone`) has the name of the field."""
+    return [before.get(name.lower(), KnownColumn(name.rpartition(".")[2])) for name in window.by]
+
+
+def _group_problems(window: Window, before: Columns, where: Location) -> Iterator[Problem]:
+    """Yield groups whose columns would have the name of another column of the windows."""
+    if before is None:
+        return
+    used = {name.lower() for name in (*_WINDOW_EDGES, *window.aggregates)}
+    for number, column in enumerate(_group_columns(window, before)):
+        name = column.name.lower()
+        if name in used:
+            expected = f"expected groups and aggregates with different names; another column is {column.name!r}"
+            yield Problem((*where, "by", number), window.by[number], expected)
+        used.add(name)
+
+
+_WINDOW_EDGES = ("window_start", "window_end")
+
+
 def _window_columns(window: Window, before: dict[str, KnownColumn]) -> Columns:
-    # Only Spark knows the name of a group by a field of a struct.
-    if any("." in name for name in window.by):
-        return None
-    edges = {name: KnownColumn(name, "TIMESTAMP") for name in ("window_start", "window_end")}
+    edges = {name: KnownColumn(name, "TIMESTAMP") for name in _WINDOW_EDGES}
     return (
         edges
-        | {name.lower(): before.get(name.lower(), KnownColumn(name)) for name in window.by}
+        | {column.name.lower(): column for column in _group_columns(window, before)}
         | _untyped_columns(window.aggregates)
     )
 

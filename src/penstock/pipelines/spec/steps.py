@@ -477,7 +477,10 @@ class Window(Part):
         description="how far the event time may be after the append time; other events become dead letters, because "
         "they would advance the watermark",
     )
-    by: list[str] = Field(default_factory=list, description="columns of the groups")
+    by: list[str] = Field(
+        default_factory=list,
+        description="columns of the groups, or fields of structs (`limits.zone`), which become columns of their names",
+    )
     aggregates: dict[NewColumn, Expression] = Field(
         min_length=1, description="new columns: name to SQL aggregate expression"
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -29,7 +30,10 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["arrow_function", "arrow_schema"]
+__all__ = ["ArrowMap", "arrow_function", "arrow_schema", "map_in_arrow"]
+
+ArrowMap = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+"""Function of the Arrow batches of a task."""
 
 
 def arrow_function(function: Callable[..., pa.Array[Any]], kind: DataType) -> Callable[..., Column]:
@@ -46,6 +50,22 @@ def arrow_function(function: Callable[..., pa.Array[Any]], kind: DataType) -> Ca
     # Not deterministic, so that Spark neither runs it twice for two uses of the column nor moves it over a filter.
     made: Callable[..., Column] = arrow_udf(function, kind).asNondeterministic()  # type: ignore[call-overload]  # needs no kind
     return made
+
+
+def map_in_arrow(rows: DataFrame, function: ArrowMap, schema: StructType | str) -> DataFrame:
+    """Return the rows that ``function`` makes of ``rows``; as ``mapInArrow``, and for all names of columns.
+
+    PySpark takes a dot in a name for a field of a struct.
+    """
+    names = rows.columns
+    if not any("." in name or "`" in name for name in names):
+        return rows.mapInArrow(function, schema)
+    numbered = rows.toDF(*(f"c{number}" for number in range(len(names))))
+    return numbered.mapInArrow(partial(_with_names, names, function), schema)
+
+
+def _with_names(names: list[str], function: ArrowMap, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return function(batch.rename_columns(names) for batch in batches)
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:

@@ -33,6 +33,7 @@ from penstock.pipelines.rows import alive, mark_dead, record_identity, rejected_
 from penstock.pipelines.spec.steps import Deadband
 from penstock.pipelines.spec.values import duration_ms
 from penstock.pipelines.state_dir.deadbands import Bucket, Comparison, Limit, Reading, stored_buckets
+from penstock.pipelines.steps.arrow_functions import map_in_arrow
 from penstock.pipelines.steps.expressions import quoted_column
 from penstock.pipelines.steps.windows import NO_TIME
 from penstock.spark.files.object_storage import StoragePath
@@ -86,7 +87,7 @@ def deadband_step(
         sf.struct(*(quoted_column(each).alias(f"value{n}") for n, each in enumerate(deadband.columns))).alias("value"),
     )
     marked = rows.withColumn(_MARKS, marks).repartitionById(buckets, sf.col(f"{_MARKS}.bucket"))
-    return marked.mapInArrow(CompareRows(name, _comparison(deadband, kinds), state), rows.schema)
+    return map_in_arrow(marked, CompareRows(name, _comparison(deadband, kinds), state), rows.schema)
 
 
 def _types_of(rows: DataFrame, columns: Sequence[str]) -> dict[str, DataType]:

@@ -120,12 +120,15 @@ def window_step(rows: DataFrame, name: str, window: Window, *, timed: bool) -> D
         assert window.duration is not None
         spans = sf.window(time, window.duration, window.slide).alias("window")
     counted = tried_windows(rows.groupBy(spans, *by).agg(*_aggregates(window)))
+    # A group by a field of a struct (`limits.zone`) has the name of the field.
+    groups = [quoted_column(name) for name in counted.columns[1 : len(by) + 1]]
     edges = [sf.col(f"window.{edge}").alias(f"window_{edge}") for edge in ("start", "end")]
     # The id of the window in messages: its group, start and end. It is the same for each change.
     parts = [sf.unix_millis(f"window.{edge}").cast("string") for edge in ("start", "end")]
-    if by:
-        parts.append(sf.left(sf.sha2(json_text(sf.struct(*by), counted.select(*by).schema), 256), sf.lit(32)))
-    return counted.select(*edges, *by, *window.aggregates, sf.concat_ws("-", *parts).alias("_id"))
+    if groups:
+        group = json_text(sf.struct(*groups), counted.select(*groups).schema)
+        parts.append(sf.left(sf.sha2(group, 256), sf.lit(32)))
+    return counted.select(*edges, *groups, *window.aggregates, sf.concat_ws("-", *parts).alias("_id"))
 
 
 def _aggregates(window: Window) -> list[Column]:

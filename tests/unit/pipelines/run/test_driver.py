@@ -141,3 +141,24 @@ def test_the_run_reports_a_lost_lease_itself(caplog: pytest.LogCaptureFixture) -
         store.warning("lease not released name=%s: %s", "n", "why")
     store.warning("lease lost name=%s: %s", "n", "afterwards")
     assert caplog.messages == ["lease not released name=n: why", "lease lost name=n: afterwards"]
+
+
+SILENCED = """
+from types import SimpleNamespace
+from pyspark.java_gateway import launch_gateway
+from penstock.pipelines.catalyst import silence_java
+
+gateway = launch_gateway()
+errors = gateway.jvm.java.lang.System.err
+errors.println("before")
+silence_java(SimpleNamespace(_jvm=gateway.jvm))
+errors.println("after")
+gateway.shutdown()
+"""
+
+
+def test_a_silenced_java_prints_nothing_to_a_stream_that_is_kept() -> None:
+    """As by the threads with which Spark copies the tracebacks of its Python processes."""
+    done = subprocess.run([sys.executable, "-c", SILENCED], capture_output=True, text=True, check=True, timeout=600)
+    assert "before" in done.stderr
+    assert "after" not in done.stderr

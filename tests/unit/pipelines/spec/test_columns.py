@@ -207,6 +207,22 @@ def test_an_unknown_column_of_an_expression_is_reported(old: str, new: str, mess
         parse(FULL.replace(old, new, 1))
 
 
+def test_a_window_grouped_by_a_field_of_a_struct_has_a_column_with_its_name() -> None:
+    text = FULL.replace("by: [id]", "by: [id, place.floor, a b.c]")
+    assert len(parse(text).sinks) == 8
+    with pytest.raises(ConfigError, match=re.escape("got 'where', expected a column of 'hours': window_start")) as said:
+        parse(text.replace("[n, window_start, window_end]", "[n, where]"))
+    assert "window_end, id, floor, a b.c, n" in str(said.value)
+
+
+@pytest.mark.parametrize("by", ["[id, ID]", "[place.nr, limits.nr]", "[place.n]", "[place.window_end]"])
+def test_groups_of_a_window_have_different_names(by: str) -> None:
+    text = FULL.replace("by: [id]", f"by: {by}").replace("drop: [place.nr]", "drop: [twice]")
+    text = text.replace('twice: "2 * place.nr"', 'twice: "1", limits: place')
+    with pytest.raises(ConfigError, match=r"by\[\d\]': got .*, expected groups and aggregates with different"):
+        parse(text)
+
+
 def test_columns_of_a_statement_are_known() -> None:
     text = FULL.replace(", upper(line) FROM", ", one + 1 AS two, l.line AS again FROM").replace(
         "FROM lines", "FROM lines l"
