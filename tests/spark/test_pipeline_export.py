@@ -294,10 +294,12 @@ sinks:
     files: {path: lake/files, columns: [machine.id, place]}
   - name: out
     from: flat
-    tubemq: {topic: "out-{machine.id}", key: "{at.utc}", value: [machine.id, at.utc], headers: {of: "{machine.id}"}}
-  - name: all
-    from: minutes
-    tubemq: {topic: all, order_by: at.utc}
+    tubemq:
+      topic: "out-{machine.id}"
+      key: "{at.utc}"
+      value: [machine.id, at.utc]
+      headers: {of: "{machine.id}"}
+      order_by: at.utc
   - name: last
     from: flat
     statestore: {order_by: at.utc, entries: [{key: "last/{machine.id}", value: [values.all, at.utc]}]}
