@@ -367,7 +367,7 @@ def test_values_have_a_schema_in_a_registry(setup_of: Callable[..., Setup], kafk
             return {"twice": half * 4, "parts": [{"x": {"half": half}}, None]}
 
         objects: dict[str, object] = {
-            "a": {"place": "p", "n": 1, "at": "2026-01-02T03:04:05.678Z", **parts(0.5)},
+            "a": {"place": "p", "n": 1, "at": "2026-01-02T03:04:05.678901Z", **parts(0.5)},
             "b": {"place": "q", "n": 1 << 40, "tags": {"x": "y"}, **parts(float(1 << 39))},
             "c": {"n": 3, **parts(1.5)},
         }
