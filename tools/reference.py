@@ -411,6 +411,7 @@ SOURCES = {
     "tube": "TubeMQ broker",
     "group": "Consumer groups, with the label `group`: the 200 with the largest lag",
     "cluster": "Cluster",
+    "etcd": "Members of etcd of a cluster, with the label `endpoint`",
     "rule": "Rules, with the labels `filter` and `topic`",
     "tracing": "Traces",
     "span": "Durations of spans, with the label `span`",

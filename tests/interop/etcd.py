@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.cluster.client import EtcdClient, EtcdStatus
@@ -54,15 +55,34 @@ class EtcdCluster:
         for member in range(len(self._ports)):
             if member not in self._processes:
                 self._processes[member] = self._run(member)
-        end = time.monotonic() + DEADLINE_S
-        for member, port in enumerate(self._ports):
-            while not _accepts(port):
-                assert self._processes[member].poll() is None, self._log(member).read_text()[-3000:]
-                assert time.monotonic() < end, self._log(member).read_text()[-3000:]
-                time.sleep(0.05)
+        for member in range(len(self._ports)):
+            self._until_served(member)
 
-    def _run(self, member: int) -> subprocess.Popen[bytes]:
-        cluster = ",".join(f"m{other}=http://127.0.0.1:{port}" for other, port in enumerate(self._peers))
+    def _until_served(self, member: int) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not _accepts(self._ports[member]):
+            assert self._processes[member].poll() is None, self._log(member).read_text()[-3000:]
+            assert time.monotonic() < end, self._log(member).read_text()[-3000:]
+            time.sleep(0.05)
+
+    def add(self, successor_of: int, administer: Callable[..., str]) -> None:
+        """Replace a dead member by a new one with other addresses, as the documentation describes; ``administer`` runs
+        etcdctl. Wait until it serves clients."""
+        listed = administer("member", "list")
+        (dead,) = [line.split(",")[0] for line in listed.splitlines() if f" m{successor_of}," in line]
+        administer("member", "remove", dead)
+        member = len(self._ports)
+        for ports in zip((self._ports, self._peers), free_ports(2), strict=True):
+            ports[0].append(ports[1])
+        peer = f"http://127.0.0.1:{self._peers[member]}"
+        printed = administer("member", "add", f"m{member}", f"--peer-urls={peer}")
+        (cluster,) = re.findall(r'ETCD_INITIAL_CLUSTER="(.*)"', printed)
+        self._processes[member] = self._run(member, cluster, "existing")
+        self._until_served(member)
+
+    def _run(self, member: int, cluster: str = "", state: str = "new") -> subprocess.Popen[bytes]:
+        if not cluster:
+            cluster = ",".join(f"m{other}=http://127.0.0.1:{port}" for other, port in enumerate(self._peers))
         client, peer = f"{self._scheme}://127.0.0.1:{self._ports[member]}", f"http://127.0.0.1:{self._peers[member]}"
         command = [
             require_tool("etcd"),
@@ -70,6 +90,7 @@ class EtcdCluster:
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", cluster, "--initial-cluster-token", self._folder.name),
+            *("--initial-cluster-state", state),
             *("--snapshot-count", "10000", *self._options),
         ]
         with self._log(member).open("ab") as log:

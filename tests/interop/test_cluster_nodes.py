@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -417,6 +419,55 @@ async def test_after_etcd_lost_its_data_a_log_begins_on_request_only(
         entry = await store.get("key")
         assert entry is not None
         assert entry.value == b"1"
+
+
+@pytest.mark.nightly
+async def test_a_dead_member_of_etcd_is_a_warning_until_it_is_replaced(tmp_path: Path) -> None:
+    """The documented replacement, with other addresses. By day tests/unit/node/test_etcd_members.py has the warning."""
+    (tmp_path / "etcd").mkdir()
+    etcd = EtcdCluster(tmp_path / "etcd")
+    etcd.start()
+    nodes = [NodeProcess(tmp_path, name, "replaced", etcd) for name in ("one", "other")]
+
+    def administer(*arguments: str) -> str:
+        command = ["etcdctl", "--endpoints", ",".join(endpoints), *arguments]
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    try:
+        active, standby = await start(nodes)
+        async with StateStoreClient.connect(active.url) as store:
+            await store.set("key", "1")
+        dead = etcd.leader()
+        etcd.kill(dead)
+        endpoint = etcd.endpoints[dead]
+        endpoints = [each for each in etcd.endpoints if each != endpoint]
+        for node in nodes:
+            await node.until(lambda health: f"etcd {endpoint} does not answer" in str(health.get("warnings")))
+        await asyncio.to_thread(etcd.add, dead, administer)
+        endpoints.append(etcd.endpoints[-1])
+        active, standby = await until_pair(nodes)
+        for _ in range(2):
+            standby.signal(signal.SIGTERM)
+            assert standby.wait() == 0
+            standby.write_config(etcd=endpoints)
+            standby.start()
+            await standby.until_members(lambda members: standby.name in members and members[standby.name].ready)
+            status, _, errors = await command(
+                "cluster", "handover", "--config", str(standby.config), "--timeout", "60s"
+            )
+            assert status == 0, errors
+            await standby.until_active()
+            active, standby = await until_pair(nodes)
+        assert "warnings': []" in str(await asyncio.to_thread(active.health))
+        async with StateStoreClient.connect(active.url) as store:
+            entry = await store.get("key")
+            assert entry is not None
+            assert entry.value == b"1"
+    finally:
+        for node in nodes:
+            node.end()
+        etcd.close()
 
 
 @pytest.mark.nightly

@@ -83,14 +83,15 @@ def status(config: Config = None, as_json: Json = False) -> None:
 
 
 def _print(state: ClusterSnapshot, rows: list[dict[str, Cell]]) -> None:
-    used = max((member.used_bytes or 0 for member in state.etcd), default=0)
+    sizes = [member.used_bytes for member in state.etcd if member.used_bytes is not None]
+    size = f"{max(sizes) / (1 << 20):.1f} MiB" if sizes else "size not known"
     quota_bytes = max((member.quota_bytes or 0 for member in state.etcd), default=0)
     quota = f" of {quota_bytes >> 20} MiB" if quota_bytes else ""
     commits = ", ".join(f"{name} {count}" for name, count in state.commits.items()) or "none"
     sys.stdout.write(
         f"cluster {escape(state.name)}: "
         + ("no node is active" if state.active is None else f"{escape(state.active)} is active")
-        + f"\netcd: {used / (1 << 20):.1f} MiB{quota}, last commits: {commits}\n"
+        + f"\netcd: {size}{quota}, last commits: {commits}\n"
     )
     print_table(rows, _COLUMNS, as_json=False)
     for reason in state.reasons:

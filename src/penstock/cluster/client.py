@@ -23,7 +23,6 @@ from penstock.runtime.io.network import parse_address
 from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 
 __all__ = [
-    "CHECK_MEMBERS",
     "DEADLINE_S",
     "EtcdClient",
     "EtcdStatus",
@@ -68,20 +67,28 @@ Response = TypeVar("Response", bound=_Message)
 
 
 class EtcdUnavailableError(UnavailableError):
-    """No member of etcd answered."""
+    """No member of etcd answered, or one of them did not.
+
+    ``member_hint``: what to do with the member that was called, None if that depends on whether the others answer; the
+    action of the error is for all of them.
+    """
+
+    def __init__(self, what: str, *, why: str | None = None, hint: str = "", member_hint: str | None = None) -> None:
+        super().__init__(what, why=why, hint=hint or member_hint or _CHECK_MEMBERS)
+        self.member_hint = member_hint
 
 
 class EtcdStatus(NamedTuple):
     """Status of a member: ``endpoint``, ``version``, whether it is etcd's leader, size of its database in bytes, and
-    alarms."""
+    alarms. None: it answers, but only the user root may read its status, as with etcd 3.6.5."""
 
     endpoint: str
-    version: str
-    leads: bool
-    used_bytes: int
-    quota_bytes: int
+    version: str | None = None
+    leads: bool | None = None
+    used_bytes: int | None = None
+    quota_bytes: int = 0
     """Quota of the database in bytes; 0 before etcd 3.6, which does not report it."""
-    errors: tuple[str, ...]
+    errors: tuple[str, ...] = ()
 
 
 class Watch(NamedTuple):
@@ -143,19 +150,13 @@ class EtcdClient:
             RefusedError: etcd rejected the call (rights, size, a full database) and did not execute it.
         """
         endpoint = self.endpoint
-        for attempt in range(2):
-            token = self._authenticated(endpoint, deadline_s)
-            try:
-                return self._unary(endpoint, method, request, response, deadline_s, token)
-            except grpc.RpcError as error:
-                failure = failure_of(error, endpoint, method)
-                if token is not None and attempt == 0 and error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    self._token = None  # the token has expired
-                    continue
-                if isinstance(failure, UnavailableError):
-                    self._leave(endpoint)
-                raise failure from error
-        raise AssertionError
+        try:
+            return self._authenticated_unary(endpoint, method, request, response, deadline_s)
+        except grpc.RpcError as error:
+            failure = failure_of(error, endpoint, method)
+            if isinstance(failure, UnavailableError):
+                self._leave(endpoint)
+            raise failure from error
 
     def call(
         self,
@@ -207,7 +208,7 @@ class EtcdClient:
             self._leave(endpoint)
             raise failure from error
         self._leave(endpoint)
-        raise UnavailableError(f"etcd {endpoint}: no answer to Lease/LeaseKeepAlive", hint=CHECK_MEMBERS)
+        raise EtcdUnavailableError(f"etcd {endpoint}: no answer to Lease/LeaseKeepAlive")
 
     def watch(self, requests: Iterator[pb.WatchRequest]) -> Watch:
         """Open a watch with ``requests``. Raises UnavailableError or RefusedError if the user cannot be
@@ -226,12 +227,13 @@ class EtcdClient:
         found: list[EtcdStatus | PenstockError] = []
         for endpoint in self.endpoints:
             try:
-                token = self._authenticated(endpoint, DEADLINE_S)
-                answer = self._unary(
-                    endpoint, "Maintenance/Status", pb.StatusRequest(), pb.StatusResponse, DEADLINE_S, token
+                answer = self._authenticated_unary(
+                    endpoint, "Maintenance/Status", pb.StatusRequest(), pb.StatusResponse, DEADLINE_S
                 )
             except grpc.RpcError as error:
-                found.append(failure_of(error, endpoint, "Maintenance/Status"))
+                denied = error.code() is grpc.StatusCode.PERMISSION_DENIED
+                failure = failure_of(error, endpoint, "Maintenance/Status")
+                found.append(EtcdStatus(endpoint) if denied else failure)
             except (UnavailableError, RefusedError) as failure:
                 found.append(failure)
             else:
@@ -252,6 +254,21 @@ class EtcdClient:
         for status in self.statuses():
             if isinstance(status, EtcdStatus) and status.leads:
                 self._current = self.endpoints.index(status.endpoint)
+
+    def _authenticated_unary(
+        self, endpoint: str, method: str, request: _Message, response: type[Response], deadline_s: float
+    ) -> Response:
+        """Call with the user's token, with a new one if it has expired. Raises grpc.RpcError, and UnavailableError or
+        RefusedError if the user cannot be authenticated."""
+        token = self._authenticated(endpoint, deadline_s)
+        try:
+            return self._unary(endpoint, method, request, response, deadline_s, token)
+        except grpc.RpcError as error:
+            if token is None or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                raise
+        self._token = None
+        token = self._authenticated(endpoint, deadline_s)
+        return self._unary(endpoint, method, request, response, deadline_s, token)
 
     def _unary(
         self,
@@ -318,7 +335,7 @@ class EtcdClient:
                 self._current = (self._current + 1) % len(self.endpoints)
 
 
-CHECK_MEMBERS: Final = (
+_CHECK_MEMBERS: Final = (
     "check that most etcd members run and are reachable at the addresses of `cluster.etcd`; then calls continue"
     " automatically"
 )
@@ -331,16 +348,18 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
     """Translate an error of gRPC: no answer, or a rejection with its remedy."""
     code, text = error.code(), error.details() or ""
     if code in _UNANSWERED:
-        why, hint = text or code.name, CHECK_MEMBERS
+        what, why = f"etcd {endpoint}: no answer to {method}", text or code.name
         if any(failure in text for failure in _TLS_FAILURES):
             why = f"the TLS handshake failed: {text}"
-            hint = (
+            member_hint = (
                 "check that the member uses TLS, `cluster.tls.ca` and `server_name`, and that it accepts the client "
                 "certificate (`certificate`, `key`): with --client-cert-auth etcd needs one of its --trusted-ca-file"
             )
-        elif text.endswith("Socket closed"):
-            hint = f"set `cluster.tls` if the member uses TLS; otherwise {hint}"
-        return EtcdUnavailableError(f"etcd {endpoint}: no answer to {method}", why=why, hint=hint)
+            return EtcdUnavailableError(what, why=why, member_hint=member_hint)
+        if text.endswith("Socket closed"):
+            tls = "set `cluster.tls` if the member uses TLS; otherwise "
+            return EtcdUnavailableError(what, why=why, hint=tls + _CHECK_MEMBERS, member_hint=f"{tls}see its log")
+        return EtcdUnavailableError(what, why=why)
     if "database space exceeded" in text:
         hint = (
             "free space in etcd: etcdctl defrag --cluster, then etcdctl alarm disarm (without an active node first "

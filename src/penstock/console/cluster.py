@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from penstock.console.snapshots import ClusterSnapshot, EtcdSnapshot, Reason, Severity
 from penstock.errors import PenstockError
 
-__all__ = ["ClusterViews", "cluster_reasons"]
+__all__ = ["ClusterViews", "cluster_reasons", "etcd_reasons"]
 
 REFRESH_S: Final = 1.0
 """Seconds for which a snapshot is shown to all requests: etcd is read once, whatever their number."""
@@ -47,7 +47,7 @@ class ClusterViews:
 
 def cluster_reasons(state: ClusterSnapshot) -> tuple[Reason, ...]:
     """Return what needs attention in a cluster, with the next action."""
-    return (*_node_reasons(state), *_etcd_reasons(state))
+    return (*_node_reasons(state), *etcd_reasons(state.etcd))
 
 
 def _reason(severity: Severity, code: str, what: str, why: str | None, hint: str) -> Reason:
@@ -91,14 +91,15 @@ def _node_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
         )  # fmt: skip
 
 
-def _etcd_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
-    silent = sum(member.problem is not None for member in state.etcd)
+def etcd_reasons(members: Sequence[EtcdSnapshot]) -> Iterator[Reason]:
+    """Return what needs attention in the members of etcd, with the next action."""
+    silent = sum(member.problem is not None for member in members)
     remedy = (
         "start it again, or replace it (etcdctl member remove, member add): the nodes continue with the other members"
-        if 2 * silent < len(state.etcd)
+        if 2 * silent < len(members)
         else "start this member: without a majority of them nothing is acknowledged"
     )
-    for member in state.etcd:
+    for member in members:
         if member.problem is not None:
             yield _reason(
                 Severity.WARNING, "etcd_unavailable", f"etcd {member.endpoint} does not answer", member.problem,
@@ -111,7 +112,7 @@ def _etcd_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
                 "at its quota etcd refuses commits and takeovers",
                 "check that nothing else writes to this etcd, or start it with a larger --quota-backend-bytes",
             )  # fmt: skip
-    for alarm in dict.fromkeys(alarm for member in state.etcd for alarm in member.alarms):  # each reports those of all
+    for alarm in dict.fromkeys(alarm for member in members for alarm in member.alarms):  # each reports those of all
         full = "NOSPACE" in alarm
         yield _reason(
             Severity.PROBLEM if full else Severity.WARNING, "etcd_alarm", f"etcd reports {alarm.strip()!r}",

@@ -758,7 +758,7 @@ class EtcdSnapshot:
     """A member of etcd at ``endpoint``; ``leads``: it is the leader of etcd. ``alarms``: errors that it reports.
 
     ``used_bytes``: size of its database; ``quota_bytes`` None: not known, as before etcd 3.6. ``problem``, ``hint``:
-    why it did not answer; then nothing else is known.
+    why it did not answer; then nothing else is known. Nor is it if only root may read its status.
     """
 
     endpoint: str

@@ -254,7 +254,12 @@ METRICS: Final[Mapping[str, Mapping[str, MetricHelp]]] = {
             "Attempts of this standby to load a snapshot that failed; /readyz shows the reason.", "failed_snapshots"
         ),
         "log_bytes": _gauge("Bytes of the commits in etcd, of the active node; 0 in a standby."),
-        "etcd_database_bytes": _gauge("Bytes in use of the database of the etcd member that this node uses."),
+        "etcd_database_bytes": _gauge(
+            "Bytes in use of the database of the etcd member that this node uses; NaN if not known."
+        ),
+    },
+    "etcd": {
+        "up": _gauge("1 if this member of etcd answers the node; 0 if it has not for 10 s."),
     },
     "rule": {
         "received": _counter("Messages that matched the rule's filter."),

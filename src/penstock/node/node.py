@@ -222,6 +222,8 @@ class Node:
         for part, current in (("clock", self.clock.problem), *self._warnings):
             if (warning := current()) is not None:
                 found.append((part, _WARNING_CODES.get(part, "warning"), warning))
+        if self._membership is not None:
+            found += [("cluster", code, warning) for code, warning in self._membership.warnings()]
         if self._clients is not None:
             found += [("mqtt", "queue_full", warning) for warning in self._clients.warnings()]
         return found
@@ -590,7 +592,7 @@ class Node:
             membership.started(replicated if master is None else [*replicated, master.environment])
             server.gate(membership.may_send)
             self._failures["cluster"] = membership.failure
-            add_metrics(self.metrics, "cluster", membership.metric_values)
+            membership.add_metrics(self.metrics)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
         refuse = (
             server.refuse_stored

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
-from penstock.cluster.client import EtcdClient, failure_of
+from penstock.cluster.client import EtcdClient, EtcdStatus, EtcdUnavailableError, failure_of
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.runtime.io.tls import Login, TlsOptions
@@ -82,6 +83,21 @@ def test_a_rejected_call_has_a_remedy(code: grpc.StatusCode, text: str, remedy: 
 )
 def test_the_remedy_for_a_call_without_an_answer(text: str, remedy: str) -> None:
     assert remedy in (failure_of(_Error(grpc.StatusCode.UNAVAILABLE, text), "etcd-1:2379", "KV/Txn").hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("Connection refused", None),
+        ("Unwrap failed (TSI_DATA_CORRUPTED)", "--client-cert-auth"),
+        ("last error: UNAVAILABLE: ipv4:127.0.0.1:2379: Socket closed", "`cluster.tls`"),
+    ],
+)
+def test_the_remedy_for_one_member_says_nothing_about_the_others(text: str, remedy: str | None) -> None:
+    failure = failure_of(_Error(grpc.StatusCode.UNAVAILABLE, text), "etcd-1:2379", "KV/Txn")
+    assert isinstance(failure, EtcdUnavailableError)
+    assert failure.member_hint is None if remedy is None else remedy in (failure.member_hint or "")
+    assert "most etcd members" not in (failure.member_hint or "")
 
 
 @pytest.mark.parametrize("endpoints", [[], ["no-port"], ["127.0.0.1:2379", "::1:2379"]])
@@ -159,3 +175,42 @@ def test_grpc_prints_nothing_and_child_processes_inherit_no_variable() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout.split(), done.stderr) == (["False", "UNAVAILABLE"], "")
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_the_status_of_a_member_after_the_token_has_expired_and_if_only_root_may_read_it(
+    tmp_path: Path, denied: bool
+) -> None:
+    tokens = iter(["expired", "current"])
+
+    def authenticate(_request: pb.AuthenticateRequest, _context: grpc.ServicerContext) -> pb.AuthenticateResponse:
+        return pb.AuthenticateResponse(token=next(tokens))
+
+    def status(_request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
+        if dict(context.invocation_metadata())["token"] != "current":
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token")
+        if denied:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied")
+        return pb.StatusResponse(version="3.6.1", dbSize=7)
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    for service, method, answer, request, response in (
+        ("Auth", "Authenticate", authenticate, pb.AuthenticateRequest, pb.AuthenticateResponse),
+        ("Maintenance", "Status", status, pb.StatusRequest, pb.StatusResponse),
+    ):
+        handler = grpc.unary_unary_rpc_method_handler(
+            answer, request_deserializer=request.FromString, response_serializer=response.SerializeToString
+        )
+        handlers = grpc.method_handlers_generic_handler(f"etcdserverpb.{service}", {method: handler})
+        server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    (tmp_path / "password").write_text("secret")
+    client = EtcdClient([f"127.0.0.1:{port}"], Login("edge", tmp_path / "password"))
+    try:
+        (found,) = client.statuses()
+    finally:
+        client.close()
+        server.stop(None).wait()
+    endpoint = f"127.0.0.1:{port}"
+    assert found == (EtcdStatus(endpoint) if denied else EtcdStatus(endpoint, "3.6.1", True, 7))

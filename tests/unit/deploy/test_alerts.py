@@ -113,6 +113,11 @@ CASES = {
         "penstock_cluster_commit_wait_seconds", "9x60", "0x60",
         "n1: commits wait for etcd, and nothing more is acknowledged",
     ),
+    "PenstockEtcdMemberDown": node(
+        "penstock_etcd_up", "0x60", "1x60",
+        "n1: etcd 10.0.0.1:2379 does not answer, /readyz has the action",
+        ',endpoint="10.0.0.1:2379"', endpoint="10.0.0.1:2379",
+    ),
     "PenstockPipelineLags": sink("lag_seconds", "600x60", "20x60", "water/lake is 10m 0s behind"),
     "PenstockPipelineStuck": Case(
         STUCK | {BATCHES: "7x60"}, STUCK | {BATCHES: "7+1x60"}, {"pipeline": "water", "sink": "lake"},

@@ -36,6 +36,7 @@ class Etcd:
     """What etcd has, instead of a client."""
 
     endpoints = tuple(SECTION.etcd)
+    endpoint = SECTION.etcd[0]
 
     def __init__(self, values: dict[bytes, bytes], found: Sequence[EtcdStatus | PenstockError]) -> None:
         self._values = values
@@ -76,7 +77,9 @@ def etcd(*reports: tuple[bytes, bytes], active: str | None = "one") -> Etcd:
     }
     if active is not None:
         values[leader_key(prefix)] = json.dumps({"node": active}).encode()
-    failure = EtcdUnavailableError("etcd 127.0.0.1:2: no answer", why="connection refused", hint="check that it runs")
+    failure = EtcdUnavailableError(
+        "etcd 127.0.0.1:2: no answer", why="connection refused", member_hint="check that it runs"
+    )
     return Etcd(values, [EtcdStatus("127.0.0.1:1", "3.6.1", True, 4096, 0, ("alarm:CORRUPT",)), failure])
 
 
@@ -159,6 +162,7 @@ async def test_a_standby_redirects_browsers_and_refuses_the_api(
     wanted: Any = {"data_dir": tmp_path, "mqtt": f"127.0.0.1:{mqtt}", "http": listener, "cluster": section}
     member = ClusterMembership(NodeConfig.model_validate(wanted), lambda _: None)
     monkeypatch.setattr(member, "_stand_by", lambda: None)
+    monkeypatch.setattr("penstock.node.cluster.etcd_members.SILENT_S", 0.0)
     member.active = ActiveNode("two", "10.0.0.2:8080", {"mqtt": "10.0.0.2:1883"}, 7)
     standby = asyncio.Event()
     following = asyncio.create_task(member.become_active(standby.set))
@@ -175,6 +179,13 @@ async def test_a_standby_redirects_browsers_and_refuses_the_api(
         for path in ("", "webapi.htm?type=op_query"):
             _, headers, _ = await ask(at, f"/{path}")
             assert headers["location"] == f"https://two.plant.example/console/{path}"
+        async with asyncio.timeout(30):
+            while not (warnings := json.loads((await ask(at, "/readyz"))[2])["warnings"]):
+                await asyncio.sleep(0.02)
+        (warning,) = warnings
+        assert warning.startswith(f"etcd 127.0.0.1:{etcd_port} does not answer; why: ")
+        assert "start this member" in warning
+        assert f'penstock_etcd_up{{endpoint="127.0.0.1:{etcd_port}"}} 0.0' in (await ask(at, "/metrics"))[2]
         member.active = None
         status, _, body = await ask(at, "/")
         assert status == 503

@@ -36,10 +36,10 @@ function Members() {
     <h2>etcd</h2>
     <${Plain} title="etcd" rows=${data.etcd} columns=${[
       { title: "Member", cell: (row) => html`<code>${row.endpoint}</code>` },
-      { title: "State", cell: (row) => (row.problem !== null ? html`<span class="bad">no answer</span>` : row.leads ? "leader" : "follower") },
+      { title: "State", cell: (row) => (row.problem !== null ? html`<span class="bad">no answer</span>` : row.leads === null ? "answers" : row.leads ? "leader" : "follower") },
       { title: "Database", right: true, cell: (row) => bytes(row.used_bytes) },
       { title: "Quota", right: true, cell: (row) => bytes(row.quota_bytes) },
-      { title: "Alarms", cell: (row) => (row.alarms.length ? html`<span class="bad">${row.alarms.join(", ")}</span>` : row.problem !== null ? "–" : "none") },
+      { title: "Alarms", cell: (row) => (row.alarms.length ? html`<span class="bad">${row.alarms.join(", ")}</span>` : row.version === null ? "–" : "none") },
       { title: "Version", cell: (row) => row.version ?? "–" },
     ]} />
     <h2>Maintenance</h2>

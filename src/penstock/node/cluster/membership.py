@@ -52,6 +52,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import environment_at as mqtt_environment
 from penstock.node.backup import Backups
 from penstock.node.cluster.clock import ClusterClock
+from penstock.node.cluster.etcd_members import EtcdMembers
 from penstock.node.cluster.redirection import RedirectingAccess, Redirection
 from penstock.node.cluster.report import INTERVAL_S, MemberReport
 from penstock.node.cluster.snapshot import snapshot_route
@@ -72,7 +73,7 @@ from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import NodeConfig
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import append_audit_entry, health_routes
-from penstock.node.metric_help import add_metrics
+from penstock.node.metric_help import METRICS, add_metrics
 from penstock.node.node_broker import reachable
 from penstock.node.replacement import complete_replacement
 from penstock.node.security import NodeSecurity
@@ -150,12 +151,12 @@ class ClusterMembership:
         """The error of a full etcd while requests that need space are refused."""
         self._active_environments: list[LoggedEnvironment] = []
         self._lag_commits = self._lag_s = math.nan
-        self._database_bytes = 0
         self._config = config
         self._section = section
         self._client = self._connect()
         self._console_client = self._connect()
-        """Of the console: a member that answers it late must not send commits to another one."""
+        """Of console and warnings: a member that answers it late must not send commits to another one."""
+        self._etcd_members = EtcdMembers(self._console_client)
         self._restart = restart
         self._data_dir = config.data_dir.absolute()
         self._closing = threading.Event()
@@ -214,11 +215,12 @@ class ClusterMembership:
             security.check_certificates()
             self._directory = DataDirectory(config.data_dir)
             metrics = Metrics()
-            add_metrics(metrics, "cluster", self.metric_values)
+            self.add_metrics(metrics)
             routes = [
                 *health_routes(
                     self.problems,
                     metrics,
+                    warnings=lambda: [warning.line() for _, warning in self.warnings()],
                     identify=security.http_access(self._token(), config.http),
                     open_metrics=security.open_metrics,
                 ),
@@ -242,6 +244,7 @@ class ClusterMembership:
             _log.info("standby is ready", extra={"fields": {"cluster": self._section.name, "node": self.node}})
             on_standby()
             freeze_memory()
+            self._etcd_members.start()
             keys = [leader_key(self.prefix), handover_key(self.prefix)]
             self._watch = KeyWatch(self._client, keys, self._wake.set)
             self._thread = threading.Thread(target=self._stand_by, name="cluster member", daemon=True)
@@ -307,6 +310,11 @@ class ClusterMembership:
             mqtt = active.mqtt.get("mqtt", "")
             found = [f"standby: the active node is {active.node} (mqtt {mqtt}, http {active.http})"]
         return found if self.problem is None else [*found, f"cluster: {self.problem}"]
+
+    def warnings(self) -> list[tuple[str, PenstockError]]:
+        """Warnings of a node in any role, each with its code."""
+        reasons = self._etcd_members.reasons
+        return [(each.code, PenstockError(each.what, why=each.why, hint=each.hint)) for each in reasons]
 
     def _stand_by(self) -> None:
         """Follow until this node is elected or closed; runs in the thread."""
@@ -657,6 +665,11 @@ class ClusterMembership:
         """Read the state of the cluster from etcd, of an active node; blocks. Raises UnavailableError, RefusedError."""
         return read_cluster(self._section, self._console_client, self._wait_s())
 
+    def add_metrics(self, metrics: Metrics) -> None:
+        """Add the metrics of a node in any role."""
+        add_metrics(metrics, "cluster", self.metric_values)
+        metrics.add_rows("etcd", self._etcd_members.metric_rows, METRICS["etcd"], ("endpoint",))
+
     def metric_values(self) -> Mapping[str, int | float]:
         """Values of the metrics of a node in any role."""
         active = self.role == "active"
@@ -671,7 +684,7 @@ class ClusterMembership:
             "snapshots": self._snapshots.loaded,
             "snapshots_failed": self._snapshots.failed,
             "log_bytes": 0 if self._logs is None else self._logs.stored_bytes(),
-            "etcd_database_bytes": self._database_bytes,
+            "etcd_database_bytes": self._etcd_members.used_bytes.get(self._client.endpoint, math.nan),
         }
 
     def _stay_active(self) -> None:
@@ -812,8 +825,6 @@ class ClusterMembership:
             "loading": self._snapshots.is_loading,
         }
         self._report.put(report, active=self.role == "active")
-        status = self._client.once("Maintenance/Status", pb.StatusRequest(), pb.StatusResponse)
-        self._database_bytes = status.dbSizeInUse or status.dbSize
 
     async def close(self) -> None:
         """Give up the leadership, so that a standby takes over immediately, and close the broker; after the node was
@@ -834,6 +845,7 @@ class ClusterMembership:
         if self._leadership is not None:
             self._leadership.resign()
         self._report.remove()
+        self._etcd_members.close()
         self._client.close()
         self._console_client.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from penstock.cluster.client import CHECK_MEMBERS, EtcdClient, EtcdStatus
+from penstock.cluster.client import EtcdClient, EtcdStatus, EtcdUnavailableError
 from penstock.cluster.log import LogKeys, clock_key, leader_key, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.console.cluster import cluster_reasons
@@ -23,6 +23,7 @@ __all__ = [
     "MOST_LAG",
     "ActiveNode",
     "decode_object",
+    "etcd_snapshot",
     "handover_key",
     "handover_user_key",
     "logs_of",
@@ -84,7 +85,7 @@ def read_cluster(section: ClusterSection, client: EtcdClient, commit_wait_s: flo
         members=tuple(_member(report, active, commits, now_ms) for report in read_reports(client, prefix)),
         commits=commits,
         etcd=tuple(
-            _etcd_snapshot(endpoint, status)
+            etcd_snapshot(endpoint, status)
             for endpoint, status in zip(client.endpoints, client.statuses(), strict=True)
         ),
         commit_wait_s=commit_wait_s,
@@ -122,9 +123,10 @@ def _member(
     )
 
 
-def _etcd_snapshot(endpoint: str, status: EtcdStatus | PenstockError) -> EtcdSnapshot:
+def etcd_snapshot(endpoint: str, status: EtcdStatus | PenstockError) -> EtcdSnapshot:
+    """Return the member at ``endpoint`` with its status, or the error that prevented it."""
     if isinstance(status, PenstockError):
-        hint = None if status.hint == CHECK_MEMBERS else status.hint  # that of one member depends on the others
+        hint = status.member_hint if isinstance(status, EtcdUnavailableError) else status.hint
         return EtcdSnapshot(endpoint, problem=status.why or status.what, hint=hint)
     return EtcdSnapshot(
         endpoint, status.version, status.leads, status.used_bytes, status.quota_bytes or None, status.errors
