@@ -1,7 +1,8 @@
 """Reader of logs in etcd for a standby: new commits in order, without gaps.
 
-A watch of the heads wakes up the reader, which then reads the commits. The heads are also read every second, because a
-watch may miss changes (see :mod:`penstock.cluster.watch`).
+A watch of the heads wakes up the reader, which then reads heads and commits of all logs in one transaction, because for
+each request that reads the members of etcd confirm their leader. They are also read every second, because a watch may
+miss changes (see :mod:`penstock.cluster.watch`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import CommitFrame, Head
-from penstock.cluster.log import RESTORED, LogKeys, read_frames, read_head
+from penstock.cluster.log import LAST, PAGE, RESTORED, LogKeys, frames_of, head_of, read_head
+from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.watch import KeyWatch
 from penstock.errors import StorageError
 from penstock.runtime.io.commit_log import LogPosition
@@ -20,8 +22,8 @@ __all__ = ["LOOK_S", "LogFollower"]
 
 LOOK_S = 1.0
 """Maximum seconds between two reads of the heads."""
-MOST_FRAMES = 256
-"""Maximum frames of a log that are read in one step."""
+GATHER_S = 0.01
+"""Seconds from a change to the read: while commits follow each other, a read has those of this time."""
 
 
 class LogFollower:
@@ -31,10 +33,13 @@ class LogFollower:
         self._client = client
         self._keys = {name: LogKeys(prefix, name) for name in names}
         self._changed = threading.Event()
+        self._closing = threading.Event()
+        self._is_behind = True
+        """Whether etcd may have commits that were not read."""
         self._watch = KeyWatch(client, [keys.head for keys in self._keys.values()], self._changed.set)
 
     def next(self, applied: Mapping[str, LogPosition], wait_s: float = LOOK_S) -> dict[str, list[CommitFrame]]:
-        """Return the commits after those in ``applied`` by log, at most 256 of each; waits up to ``wait_s`` for some.
+        """Return the commits after those in ``applied`` by log, at most 16 of each; waits up to ``wait_s`` for some.
 
         The caller says what it has: commits that were read before an error are not returned, and read again.
 
@@ -42,29 +47,41 @@ class LogFollower:
             StorageError: etcd has deleted commits that were not read, or has another log, or an earlier state of it.
             UnavailableError, RefusedError: etcd does not answer; call again.
         """
+        if not self._is_behind and self._changed.wait(wait_s):
+            self._closing.wait(GATHER_S)
+        self._changed.clear()
+        self._is_behind = True
         found = self._read(applied)
-        if not found and self._changed.wait(wait_s):
-            self._changed.clear()
-            found = self._read(applied)
+        self._is_behind = any(len(frames) == PAGE for frames in found.values())
         return found
 
     def close(self) -> None:
         """Stop watching, and end a wait of :meth:`next`; from any thread."""
+        self._closing.set()
         self._changed.set()
         self._watch.close()
 
     def _read(self, applied: Mapping[str, LogPosition]) -> dict[str, list[CommitFrame]]:
+        request = pb.TxnRequest()
+        for name, keys in self._keys.items():
+            request.success.add().request_range.key = keys.head
+            commits = request.success.add().request_range
+            commits.key, commits.range_end, commits.limit = (
+                keys.frame(applied[name].sequence + 1),
+                keys.frame(LAST),
+                PAGE,
+            )
+        answers = iter(self._client.call("KV/Txn", request, pb.TxnResponse).responses)
         found = {}
         for name, keys in self._keys.items():
             position = applied[name]
-            head = read_head(self._client, keys)
+            head, commits_found = head_of(next(answers).response_range), next(answers).response_range
             if head is None or head.identity != position.identity or head.sequence < position.sequence:
                 raise _restored(name, f"this node has commit {position.sequence}", head, position)
-            end_sequence = min(head.sequence, position.sequence + MOST_FRAMES)
-            if end_sequence > position.sequence:
+            if head.sequence > position.sequence:
                 try:
-                    found[name] = list(read_frames(self._client, keys, position.sequence, end_sequence))
-                except StorageError:
+                    found[name] = list(frames_of(self._client, keys, commits_found, position.sequence))
+                except StorageError:  # parts are read later than their frame
                     now = read_head(self._client, keys)
                     if now is None or now.identity != head.identity or now.sequence < head.sequence:
                         raise _restored(name, f"etcd had commit {head.sequence}", now, position) from None

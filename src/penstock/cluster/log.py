@@ -40,6 +40,8 @@ from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 
 __all__ = [
+    "LAST",
+    "PAGE",
     "RESTORED",
     "EtcdLog",
     "EtcdLogs",
@@ -47,6 +49,8 @@ __all__ = [
     "LogKeys",
     "MissingCommitsError",
     "clock_key",
+    "frames_of",
+    "head_of",
     "is_full",
     "leader_key",
     "read_frames",
@@ -57,8 +61,8 @@ __all__ = [
 PART_BYTES: Final = 512 << 10
 """Largest body in a frame, and size of the parts of a larger one: a request has at most 1.5 MiB, and larger ones delay
 all others."""
-_PAGE: Final = 16
-"""Frames per read: etcd can limit their number, but not their bytes."""
+PAGE: Final = 16
+"""Frames per read of a log: etcd can limit their number, but not their bytes."""
 _ROOM_S: Final = 1.0
 """Maximum seconds that a commit without room waits for LMDB before the wait is reported."""
 
@@ -99,7 +103,7 @@ class LogKeys:
         return f"{self._base}part/{sequence:016x}/{term:016x}/{part:016x}".encode()
 
 
-_LAST: Final = (1 << 64) - 1
+LAST: Final = (1 << 64) - 1
 """A sequence after all others."""
 
 
@@ -117,10 +121,11 @@ def read_head(client: EtcdClient, keys: LogKeys) -> Head | None:
     """Read the newest commit of a log (linearizable); None if the log does not exist. Raises UnavailableError,
     RefusedError."""
     answer = client.call("KV/Range", pb.RangeRequest(key=keys.head), pb.RangeResponse)
-    return _head_of(answer)
+    return head_of(answer)
 
 
-def _head_of(answer: pb.RangeResponse) -> Head | None:
+def head_of(answer: pb.RangeResponse) -> Head | None:
+    """Decode the head of a log; None if the answer has none."""
     return decode_head(answer.kvs[0].value, answer.kvs[0].mod_revision) if answer.kvs else None
 
 
@@ -132,16 +137,23 @@ def read_frames(client: EtcdClient, keys: LogKeys, after: int, end: int) -> Iter
         UnavailableError, RefusedError: etcd does not answer.
     """
     while after < end:
-        request = pb.RangeRequest(key=keys.frame(after + 1), range_end=keys.frame(end + 1), limit=_PAGE)
-        answer = client.call("KV/Range", request, pb.RangeResponse)
-        if not answer.kvs:
-            raise _missing(after + 1, None)
-        for found in answer.kvs:
-            frame = decode_frame(found.value)
-            if frame.sequence != after + 1:
-                raise _missing(after + 1, frame.sequence)
-            yield _complete(client, keys, frame)
+        request = pb.RangeRequest(key=keys.frame(after + 1), range_end=keys.frame(end + 1), limit=PAGE)
+        for frame in frames_of(client, keys, client.call("KV/Range", request, pb.RangeResponse), after):
+            yield frame
             after = frame.sequence
+
+
+def frames_of(client: EtcdClient, keys: LogKeys, answer: pb.RangeResponse, after: int) -> Iterator[CommitFrame]:
+    """Decode the commits of an answer, which begin after the sequence ``after``, and read their parts. Raises as
+    :func:`read_frames`."""
+    if not answer.kvs:
+        raise _missing(after + 1, None)
+    for found in answer.kvs:
+        frame = decode_frame(found.value)
+        if frame.sequence != after + 1:
+            raise _missing(after + 1, frame.sequence)
+        yield _complete(client, keys, frame)
+        after = frame.sequence
 
 
 def read_oldest(client: EtcdClient, keys: LogKeys) -> CommitFrame | None:
@@ -151,7 +163,7 @@ def read_oldest(client: EtcdClient, keys: LogKeys) -> CommitFrame | None:
         StorageError: the commit is damaged.
         UnavailableError, RefusedError: etcd does not answer.
     """
-    request = pb.RangeRequest(key=keys.frame(0), range_end=keys.frame(_LAST), limit=1)
+    request = pb.RangeRequest(key=keys.frame(0), range_end=keys.frame(LAST), limit=1)
     answer = client.call("KV/Range", request, pb.RangeResponse)
     return _complete(client, keys, decode_frame(answer.kvs[0].value)) if answer.kvs else None
 
@@ -419,7 +431,7 @@ class EtcdLog(CommitLog):
         sequence = self._position.sequence
         before = self._head or Head(self._position.identity, sequence, 0)
         head, revision = before._replace(term=self._logs.term, revision=0), before.revision
-        leftover = pb.DeleteRangeRequest(key=self.keys.part(sequence + 1), range_end=self.keys.part(_LAST))
+        leftover = pb.DeleteRangeRequest(key=self.keys.part(sequence + 1), range_end=self.keys.part(LAST))
         request = pb.TxnRequest(
             compare=[self._logs.leads(), _unchanged(self.keys.head, revision)],
             # The clock first: a standby must know that of each term that has commits.
@@ -440,7 +452,7 @@ class EtcdLog(CommitLog):
         if answer.succeeded:
             started = head._replace(revision=answer.header.revision)
         else:
-            found = _head_of(answer.responses[0].response_range)
+            found = head_of(answer.responses[0].response_range)
             if found is None or found[:3] != head[:3]:
                 raise _fenced()
             started = found
@@ -503,7 +515,7 @@ class EtcdLog(CommitLog):
         request = pb.TxnRequest(success=[pb.RequestOp(request_range=read) for read in reads])
         found = self._answered(request, lambda: None)
         head, leader = (response.response_range for response in found.responses)
-        return commits.refused(_head_of(head), leader.kvs[0].mod_revision if leader.kvs else 0)
+        return commits.refused(head_of(head), leader.kvs[0].mod_revision if leader.kvs else 0)
 
     def _answered(self, request: pb.TxnRequest, unanswered: Callable[[], None]) -> pb.TxnResponse:
         while True:

@@ -129,6 +129,8 @@ class Standby:
         """Reason why the node cannot follow: it lacks commits that etcd has deleted, or LMDB failed."""
         self.has_read = False
         """Whether the logs were read since the start; before that this node may lack commits that etcd has deleted."""
+        self.applied_ms = 0
+        """Time of the cluster's clock of the last applied commits; 0 before the first ones."""
         self.clock_offset: int | None = None
         """Greatest difference between the time of a received commit of ``clock_term`` and :func:`boot_ms` at its
         receipt."""
@@ -217,6 +219,8 @@ class Standby:
                 for name, frames in found.items():
                     self._note_clock(frames[-1])
                     self._apply(name, frames)
+                if found:
+                    self.applied_ms = min(frames[-1].time_ms for frames in found.values())
                 if self._obstacle and is_reported:
                     _log.info("this node follows the active one again")
                     self._obstacle = ""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
 
 from penstock.cluster import follow, standby
 from penstock.cluster.client import EtcdClient
-from penstock.cluster.commit import CommitFrame, Head
+from penstock.cluster.commit import CommitFrame, Head, encode_frame
 from penstock.cluster.follow import LogFollower
+from penstock.cluster.log import PAGE, LogKeys
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
 from penstock.errors import RefusedError, StorageError, UnavailableError
@@ -156,28 +157,82 @@ class IdleWatch:
         """Watch nothing elsewhere."""
 
 
+class Etcd:
+    """Logs whose last commits are ``heads``, instead of a client. Frames of the log "rows" have ``parts_of_rows``,
+    which cannot be read; without ``frames`` etcd has none."""
+
+    def __init__(self, heads: dict[str, int], *, parts_of_rows: int = 0, frames: bool = True) -> None:
+        self.heads = heads
+        self.parts_of_rows = parts_of_rows
+        self.calls: list[str] = []
+        self._frames = frames
+
+    def call(self, method: str, request: pb.TxnRequest, _response: object, **_: object) -> pb.TxnResponse:
+        self.calls.append(method)
+        if method == "KV/Range":
+            raise UnavailableError("no answer", applied=None)
+        answer = pb.TxnResponse(succeeded=True)
+        for (name, last), commits in zip(self.heads.items(), request.success[1::2], strict=True):
+            value = Head(b"identity", last, 1).encode()
+            answer.responses.add().response_range.kvs.add(key=LogKeys("/test/", name).head, value=value)
+            found = answer.responses.add().response_range
+            first = int(commits.request_range.key.rpartition(b"/")[2], 16)
+            parts = self.parts_of_rows if name == "rows" else 0
+            for sequence in range(first, last + 1)[: commits.request_range.limit] if self._frames else ():
+                found.kvs.add(value=encode_frame(Head(b"", sequence, 1), 0, b"%d" % sequence, parts))
+        return answer
+
+
+def follower_of(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> LogFollower:
+    monkeypatch.setattr(follow, "KeyWatch", IdleWatch)
+    return LogFollower(cast(EtcdClient, etcd), "/test/", [*etcd.heads])
+
+
 def frame(sequence: int) -> CommitFrame:
     return CommitFrame(1, sequence, 0, 0, 0, 0, b"%d" % sequence)
 
 
 def test_commits_that_were_read_before_an_error_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other log's error interrupts is not lost: the standby says each time what it has applied."""
-    answers: Iterator[int | UnavailableError] = iter([9, UnavailableError("no answer", applied=None), 9, 7])
-
-    def head(*_: object) -> Head:
-        answer = next(answers)
-        if isinstance(answer, UnavailableError):
-            raise answer
-        return Head(b"identity", answer, 1)
-
-    monkeypatch.setattr(follow, "KeyWatch", IdleWatch)
-    monkeypatch.setattr(follow, "read_head", head)
-    monkeypatch.setattr(follow, "read_frames", lambda _client, _keys, after, end: map(frame, range(after + 1, end + 1)))
-    follower = LogFollower(EtcdClient(["127.0.0.1:1"]), "/test/", ["keys", "rows"])
+    etcd = Etcd({"keys": 9, "rows": 8}, parts_of_rows=1)
+    follower = follower_of(etcd, monkeypatch)
     applied = {"keys": POSITION, "rows": POSITION}
     with pytest.raises(UnavailableError):
         follower.next(applied)
-    assert follower.next(applied) == {"keys": [frame(8), frame(9)]}
+    etcd.parts_of_rows = 0
+    found = follower.next(applied, 60)  # does not wait
+    assert {name: [each.body for each in frames] for name, frames in found.items()} == {
+        "keys": [b"8", b"9"], "rows": [b"8"],
+    }  # fmt: skip
+
+
+def test_commits_are_read_in_one_request_for_all_logs_and_one_for_each_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    etcd = Etcd({"keys": 7 + PAGE + 1, "rows": 8})
+    follower = follower_of(etcd, monkeypatch)
+    applied = {"keys": POSITION, "rows": POSITION}
+    found = follower.next(applied, 60)
+    assert {name: len(frames) for name, frames in found.items()} == {"keys": PAGE, "rows": 1}
+    assert etcd.calls == ["KV/Txn"]
+    applied = {"keys": POSITION._replace(sequence=7 + PAGE), "rows": POSITION._replace(sequence=8)}
+    assert [*follower.next(applied, 60)] == ["keys"], "it does not wait for a change"
+    assert etcd.calls == ["KV/Txn"] * 2
+
+
+def test_a_read_after_a_change_has_the_commits_of_the_time_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    etcd = Etcd({"keys": 7, "rows": 7})
+    follower = follower_of(etcd, monkeypatch)
+    applied = {"keys": POSITION, "rows": POSITION}
+    assert follower.next(applied) == {}
+    assert follower.next(applied, 0) == {}, "etcd is read without a change, too"
+
+    def wait(_seconds: float) -> bool:
+        etcd.heads["keys"] = 10  # commits that follow each other
+        return False
+
+    monkeypatch.setattr(follower._closing, "wait", wait)
+    follower._changed.set()
+    assert [each.sequence for each in follower.next(applied, 60)["keys"]] == [8, 9, 10]
+    assert len(etcd.calls) == 3
 
 
 def test_a_standby_stops_before_a_commit_whose_predecessor_it_lacks(log: StandbyLog) -> None:
@@ -208,11 +263,9 @@ def test_a_log_that_has_lost_commits_was_restored_and_one_with_the_same_end_has_
     monkeypatch: pytest.MonkeyPatch, heads: list[int], message: str
 ) -> None:
     """etcd may be restored between two reads."""
-    answers = iter([Head(b"identity", sequence, 1) for sequence in heads])
-    monkeypatch.setattr(follow, "KeyWatch", IdleWatch)
-    monkeypatch.setattr(follow, "read_head", lambda *_: next(answers))
-    monkeypatch.setattr(EtcdClient, "call", lambda *_args, **_options: pb.RangeResponse())
-    follower = LogFollower(EtcdClient(["127.0.0.1:1"]), "/test/", ["rows"])
+    etcd = Etcd({"rows": heads[0]}, frames=False)
+    follower = follower_of(etcd, monkeypatch)
+    monkeypatch.setattr(follow, "read_head", lambda *_: Head(b"identity", heads[1], 1))
     with pytest.raises(StorageError) as caught:
         follower.next({"rows": POSITION})
     assert caught.value.what == message

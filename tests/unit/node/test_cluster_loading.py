@@ -13,7 +13,7 @@ import pytest
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import Head, encode_frame
 from penstock.cluster.leadership import is_too_far_behind, may_replace
-from penstock.cluster.log import LogKeys, MissingCommitsError, leader_key
+from penstock.cluster.log import LogKeys, MissingCommitsError, clock_key, leader_key
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError, RefusedError, StorageError
 from penstock.node.cluster import membership, snapshot_recovery
@@ -224,3 +224,18 @@ async def test_the_secret_is_put_by_the_active_node_only(tmp_path: Path, monkeyp
     put = requests[1].success[0].request_put
     assert json.loads(put.value) == {"term": 7, "secret": node._snapshot_secret}
     assert len(node._snapshot_secret) > 40
+
+
+async def test_the_lag_of_a_standby_that_always_has_commits_to_read_is_the_age_of_its_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = {"term": 7, "time_ms": 62_000, "boot": "another", "offset_ms": 0, "versions_ms": 62_000}
+    stored = {leader_key(PREFIX): b'{"node": "one"}', clock_key(PREFIX): json.dumps(clock).encode()}
+    node = await member(tmp_path, monkeypatch, found(stored))
+    monkeypatch.setattr(node, "_put_report", lambda: None)
+    monkeypatch.setattr(node, "_pause", lambda: None)
+    standby = SimpleNamespace(failure=None, positions={"statestore": at(1), "mqtt": at(90)}, applied_ms=61_500)
+    node._standby, node._standby_logs = cast(Any, standby), cast(Any, {"statestore": None, "mqtt": None})
+    assert not node._look()
+    values = node.metric_values()
+    assert (values["lag_commits"], values["lag_seconds"]) == (10, 0.5)

@@ -363,6 +363,8 @@ class ClusterMembership:
                 if not self._lag_commits:
                     self._seen_ms = stamp_ms
                     self._snapshots.has_all_commits()
+                else:  # while commits follow each other, there are always some that it has not read
+                    self._seen_ms = max(self._seen_ms, self._standby.applied_ms)
                 self._lag_s = max(0, stamp_ms - self._seen_ms) / 1000 if self._seen_ms else math.nan
             else:
                 self._lag_commits = self._lag_s = math.nan
