@@ -43,6 +43,9 @@ TEXTS = (
         "commits have been waiting for etcd for",
         "`commits have been waiting for etcd for … s`",
     ),
+    ("console/cluster.py", "etcd {member.endpoint} does not answer", "`etcd … does not answer`"),
+    ("console/cluster.py", "uses {member.used_bytes} of {member.quota_bytes} bytes", "`etcd … uses … of … bytes`"),
+    ("console/cluster.py", "etcd reports {", "`etcd reports …`"),
 )
 """File, a part of the text in it, and the text of the page."""
 

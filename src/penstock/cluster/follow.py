@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import CommitFrame, Head
-from penstock.cluster.log import LAST, PAGE, RESTORED, LogKeys, frames_of, head_of, read_head
+from penstock.cluster.log import LAST, OTHER_LOG, PAGE, RESTORED, LogKeys, frames_of, head_of, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.watch import KeyWatch
 from penstock.errors import StorageError
@@ -92,10 +92,15 @@ class LogFollower:
 
 def _restored(name: str, before: str, head: Head | None, position: LogPosition) -> StorageError:
     """Return the error of a log that lacks a commit which exists; ``before`` says of whom, ``head`` is the log's."""
-    end = "no log" if head is None else f"a log that ends with commit {head.sequence}"
+    if head is not None and head.identity != position.identity:
+        return StorageError(
+            f"{name}: {before}, and etcd has another log, which ends with commit {head.sequence}",
+            why="a new log was begun with the data of another node, or etcd was restored from a backup",
+            hint=OTHER_LOG,
+        )
     return StorageError(
-        f"{name}: {before}, and etcd has {end}"
-        + ("" if head is None or head.identity == position.identity else " of another cluster"),
+        f"{name}: {before}, and etcd has "
+        + ("no log" if head is None else f"a log that ends with commit {head.sequence}"),
         why="etcd was restored from a backup or emptied",
         hint=RESTORED,
     )

@@ -41,6 +41,7 @@ from penstock.runtime.io.commit_log import CommitLog, LogPosition
 
 __all__ = [
     "LAST",
+    "OTHER_LOG",
     "PAGE",
     "RESTORED",
     "EtcdLog",
@@ -72,9 +73,15 @@ MAINTENANCE_S: Final = 1.0
 ANOTHER_ACTIVE: Final = "another node is active"
 RESTORED: Final = (
     "stop all nodes, empty the prefix of the cluster in etcd, start the node with the newest commits once with "
-    "`cluster.new_log: true`, and the other nodes from copies of its data directory"
+    "`cluster.new_log: true`, and the other nodes with empty data directories, or with `cluster.tubemq` from copies of"
+    " its statestore, mqtt and tube/master"
 )
 """The remedy after a backup of etcd was restored."""
+OTHER_LOG: Final = (
+    "if another node has begun a new log, start this one with an empty data directory, or with `cluster.tubemq` from"
+    f" copies of statestore, mqtt and tube/master of that node; otherwise {RESTORED}"
+)
+"""The remedy if etcd has a log that is not the one of a node."""
 
 _log = logging.getLogger("penstock.cluster")
 

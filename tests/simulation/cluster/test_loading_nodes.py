@@ -12,7 +12,9 @@ from tests.simulation.cluster.snapshot_mutations import PLANTS, seeds_needed
 from tests.simulation.cluster.snapshot_run import LOADING_NODES, simulate
 from tests.simulation.seeds import passed, printed_elsewhere, results_of
 
+FIRST = 4
 SEEDS = 6
+"""In these seeds each kind of fault occurs."""
 NIGHTLY_SEEDS = 10_000
 NIGHTLY_BLOCK = 10
 """A run with little processor time ends some of them."""
@@ -34,7 +36,7 @@ def test_a_seed_does_the_same_in_another_process_and_in_the_other_form() -> None
 
 
 def test_a_seed_breaks_no_rule_and_does_what_it_should(pool: Executor) -> None:
-    results = results_of(simulate, range(SEEDS), pool)
+    results = results_of(simulate, range(FIRST, FIRST + SEEDS), pool)
     for result in results:
         assert result.loads > 0
         assert result.answered > 50

@@ -251,6 +251,16 @@ def test_a_standby_stops_before_a_commit_whose_predecessor_it_lacks(log: Standby
     assert applied == [b"8"]
 
 
+def test_a_node_whose_log_is_not_that_of_the_active_node_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = follower_of(Etcd({"rows": 2}), monkeypatch)
+    with pytest.raises(StorageError) as caught:
+        follower.next({"rows": LogPosition(b"lost log", 0, 7)})
+    assert caught.value.what == "rows: this node has commit 7, and etcd has another log, which ends with commit 2"
+    assert (caught.value.hint or "").startswith(
+        "if another node has begun a new log, start this one with an empty data directory"
+    )
+
+
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
