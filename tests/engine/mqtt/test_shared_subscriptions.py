@@ -118,6 +118,60 @@ def test_a_member_takes_over_what_it_has_room_for_and_the_rest_when_it_has_room_
     assert bench.broker.measure().dropped_queue_full == 0
 
 
+def acknowledge_all(peer: Peer) -> list[int]:
+    """Acknowledge one message after the other, until none arrives."""
+    got = []
+    while came := peer.publishes():
+        for message in came:
+            got.append(int(message.payload))
+            peer.send(PubAck(message.packet_id))
+    return got
+
+
+def test_a_member_of_several_groups_takes_over_the_rest_of_each() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=4))
+    others = [bench.connect("other", expiry=60), *members(bench, 2, expiry=60)]
+    others[0].subscribe(Subscription("$share/h/b", 1))
+    for peer in others:
+        peer.drop()
+    publisher = bench.connect("p")
+    publisher.send(*numbered(8))
+    publisher.send(*numbered(4, "b", first=9))
+    helper = bench.connect("helper", receive_maximum=1)
+    helper.subscribe(Subscription("$share/g/a", 1), Subscription("$share/h/b", 1))
+    assert sorted(acknowledge_all(helper)) == list(range(1, 13))
+
+
+def test_what_a_member_had_no_room_for_goes_to_another_when_it_leaves() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=4))
+    publisher = bench.connect("p")
+
+    def topics_of(*peers: Peer) -> list[set[str]]:
+        """The topics whose messages each member gets while all are connected: a hash decides."""
+        publisher.send(*(Publish(f"t{n}", b"0", 0) for n in range(50)))
+        return [set(peer.topics()) for peer in peers]
+
+    def helper(name: str) -> Peer:
+        peer = bench.connect(name, receive_maximum=1)
+        peer.subscribe(Subscription("$share/g/+", 1))
+        return peer
+
+    away = members(bench, 2, "$share/g/+", expiry=60)
+    of_away = topics_of(*away)
+    for peer in away:
+        peer.drop()
+    helpers = [helper(name) for name in ("one", "two")]
+    of_first, _ = topics_of(*helpers)
+    for peer in helpers:
+        peer.drop()
+    for number, topics in enumerate(of_away):
+        publisher.send(*numbered(4, min(topics & of_first), first=1 + 4 * number))
+    first, second = helper("one"), helper("two")
+    assert second.publishes() == [], "they wait for the first one"
+    first.drop()
+    assert sorted(acknowledge_all(second)) == list(range(1, 9))
+
+
 def test_a_member_that_does_not_keep_up_is_spared() -> None:
     bench = Bench()
     slow, quick = bench.connect("slow", receive_maximum=1), bench.connect("quick")

@@ -50,6 +50,8 @@ _NOTHING: Final[deque[Delivery]] = deque(maxlen=0)
 """Shared empty queue of sessions without messages to send again: a deque takes 760 bytes."""
 _NO_IDENTIFIERS: Final[set[int]] = set()
 """The same for packet identifiers; never modified."""
+_NO_GROUPS: Final[list[SharedGroup]] = []
+"""The same for shared subscriptions; never modified."""
 
 
 class SessionOwner(ABC):
@@ -129,7 +131,7 @@ class Session(Subscriber):
         "_max_inflight_bytes",
         "_stats",
         "connection",
-        "deferred_group",
+        "deferred_groups",
         "ends_at",
         "expiry_s",
         "incoming",
@@ -182,8 +184,8 @@ class Session(Subscriber):
         self.connection: SessionConnection | None = None
         self.resend = _NOTHING
         """Messages in flight to send again on this connection, before new messages."""
-        self.deferred_group: SharedGroup | None = None
-        """A shared subscription with messages for disconnected members that this session had no room for."""
+        self.deferred_groups = _NO_GROUPS
+        """Shared subscriptions with messages for disconnected members that this session had no room for."""
         self.retained_delivery: RetainedDelivery | None = None
         """Sends the retained messages of new subscriptions."""
 
@@ -199,12 +201,22 @@ class Session(Subscriber):
         self.routed = _NO_IDENTIFIERS
         self.resend = _NOTHING
         self.retained_delivery = None
-        self.deferred_group = None
+        self.deferred_groups = _NO_GROUPS
         self.waiting.clear()
 
     def deliveries(self) -> list[Delivery]:
         """Return the messages in flight, the oldest first."""
         return cast("list[Delivery]", self.inflight.values())
+
+    def defer(self, group: SharedGroup) -> None:
+        """Take over messages of ``group`` when this session has room again."""
+        if group not in self.deferred_groups:
+            self.deferred_groups = [*self.deferred_groups, group]
+
+    def take_deferred(self) -> list[SharedGroup]:
+        """Return and forget the deferred groups."""
+        groups, self.deferred_groups = self.deferred_groups, _NO_GROUPS
+        return groups
 
     def mark_routed(self, packet_id: int) -> None:
         """Register a QoS 2 message whose repetition goes to services only."""
@@ -528,9 +540,9 @@ class Session(Subscriber):
                 self._stats.dropped_expired += 1
             else:
                 connection.send_publish(message, 0, 0x30 | delivery.retain, delivery.identifiers, now)
-        if self.deferred_group is not None and not waiting.backlog:
-            group, self.deferred_group = self.deferred_group, None
-            self._broker.take_over(group, now)
+        if self.deferred_groups and not waiting.backlog:
+            for group in self.take_deferred():
+                self._broker.take_over(group, now)
 
     def send_queued(self, delivery: Delivery, connection: SessionConnection, now: int) -> None:
         """Send a queued QoS 1 or 2 message, which then is in flight."""

@@ -25,13 +25,17 @@ def deliver_shared(member: SessionSubscription, group: SharedGroup, message: Mes
 
 
 def share_out(session: Session, now: int) -> None:
-    """Move undelivered messages of a disconnected session to connected members; of an ending session to any member."""
-    if not session.inflight.count and not session.waiting.reliable:
-        return
-    inflight = [d for d in session.deliveries() if d.share and d.qos == 1]
-    waiting = [d for d in session.waiting.reliable if d.share]
-    if inflight or waiting:
-        _move_deliveries(session, inflight + waiting, now, online_only=not session.ending)
+    """Move undelivered messages of a disconnected session to connected members; of an ending session to any member.
+
+    Messages that it would have taken over later go to others as well.
+    """
+    if session.inflight.count or session.waiting.reliable:
+        inflight = [d for d in session.deliveries() if d.share and d.qos == 1]
+        waiting = [d for d in session.waiting.reliable if d.share]
+        if inflight or waiting:
+            _move_deliveries(session, inflight + waiting, now, online_only=not session.ending)
+    for group in session.take_deferred():
+        take_over(group, now)
 
 
 def take_over(group: SharedGroup, now: int) -> None:
@@ -54,7 +58,7 @@ def _move_deliveries(session: Session, deliveries: Iterable[Delivery], now: int,
     moved: list[Delivery] = []
     takers: list[tuple[SessionSubscription, SharedGroup]] = []
     allowed: dict[tuple[SharedGroup, str], list[SessionSubscription]] = {}
-    room: dict[Session, _QueueRoom] = {}
+    room = _QueueRoom()
     for delivery in deliveries:
         message = delivery.message
         group = session.shared_group(delivery.share)
@@ -68,14 +72,12 @@ def _move_deliveries(session: Session, deliveries: Iterable[Delivery], now: int,
         taker = group.choose(message, members, without=session)
         if taker is None or (online_only and not taker.session.is_connected()):
             continue
-        if not session.ending:
-            receiver = _session(taker)
-            left = room.get(receiver)
-            if left is None:
-                left = room[receiver] = _QueueRoom(receiver)
-            if not left.reserve(message.size):
-                receiver.deferred_group = group
+        if not room.reserve(taker, message.size):
+            if not session.ending:
+                _session(taker).defer(group)
                 continue
+            # It cannot stay: a full queue would drop it, so it goes to another member, also a disconnected one.
+            taker = room.reserve_any(members, message.size) or taker
         moved.append(delivery)
         takers.append((taker, group))
     if moved:
@@ -91,17 +93,25 @@ def _session(subscription: SessionSubscription) -> Session:
 
 
 class _QueueRoom:
-    """Remaining room in the queue of a session."""
+    """Remaining room in the queues of sessions."""
 
-    __slots__ = ("_bytes", "_messages")
+    __slots__ = ("_left",)
 
-    def __init__(self, session: Session) -> None:
-        self._messages, self._bytes = session.waiting.room()
+    def __init__(self) -> None:
+        self._left: dict[Session, tuple[int, int]] = {}
 
-    def reserve(self, size: int) -> bool:
-        """Reserve room for a message; return False if it does not fit."""
-        if self._messages < 1 or self._bytes < size:
+    def reserve(self, member: SessionSubscription, size: int) -> bool:
+        """Reserve room for a message of ``size`` bytes; return False if it does not fit."""
+        session = _session(member)
+        messages, bytes_ = self._left.get(session) or session.waiting.room()
+        if session.ending or messages < 1 or bytes_ < size:
             return False
-        self._messages -= 1
-        self._bytes -= size
+        self._left[session] = messages - 1, bytes_ - size
         return True
+
+    def reserve_any(self, members: list[SessionSubscription], size: int) -> SessionSubscription | None:
+        """Reserve room for a message at one of ``members``; return None if none has room."""
+        for member in members:
+            if self.reserve(member, size):
+                return member
+        return None
