@@ -63,6 +63,15 @@ def test_an_alias_above_the_maximum(maximum: int, alias: int) -> None:
     assert code(peer.send(aliased("a", alias))) == 0x94
 
 
+def test_a_lower_limit_applies_to_later_connections() -> None:
+    bench = Bench(limits=BrokerLimits(max_topic_aliases=3))
+    peer = bench.connect()
+    bench.broker.limits.max_topic_aliases = 1
+    assert peer.send(aliased("a", 3, qos=1)).only() in (PubAck(1), PubAck(1, 0x10))
+    bench.connect("later")
+    assert bench.connack.properties.topic_alias_maximum == 1
+
+
 def test_alias_zero_and_one_that_was_never_set() -> None:
     bench = Bench()
     assert code(bench.connect("a").send_bytes(bytes.fromhex("3007000161") + bytes.fromhex("03230000"))) == 0x94

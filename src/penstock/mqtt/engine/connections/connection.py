@@ -264,6 +264,8 @@ class BrokerConnection(ConnectionState):
         self.send_maximum = min(properties.receive_maximum or 65_535, limits.max_inflight)
         keep_alive = packet.keep_alive
         if self.version == 5:
+            self.receive_maximum = limits.receive_maximum  # those of the CONNACK
+            self.alias_maximum = limits.max_topic_aliases
             if properties.topic_alias_maximum:
                 self.aliases_out = SentAliases(min(properties.topic_alias_maximum, limits.server_topic_alias_maximum))
             longest = limits.max_keep_alive_s

@@ -136,6 +136,7 @@ class ConnectionState(PacketWriter):
         "_receive_full",
         "_resume_at",
         "_was_held",
+        "alias_maximum",
         "bridge",
         "checked",
         "connected_at",
@@ -164,6 +165,8 @@ class ConnectionState(PacketWriter):
         self.resumed = False
         """Whether CONNECT resumed a session."""
         self._aliases_in: ReceivedAliases | None = None
+        self.alias_maximum = broker.limits.max_topic_aliases
+        """Topic Alias Maximum of the CONNACK; a reload may change the limit."""
         self.pending = _NO_ANSWERS
         """Acknowledgements that cannot be sent yet, in the order of the messages."""
         self.open_qos2 = _NO_IDENTIFIERS
@@ -359,7 +362,7 @@ class ConnectionState(PacketWriter):
         """Register or resolve a Topic Alias of the client."""
         aliases = self._aliases_in
         if aliases is None:
-            aliases = self._aliases_in = ReceivedAliases(self.broker.limits.max_topic_aliases)
+            aliases = self._aliases_in = ReceivedAliases(self.alias_maximum)
         aliases.resolve(publish, alias)
 
     def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
