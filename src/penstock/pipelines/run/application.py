@@ -20,7 +20,8 @@ from penstock.errors import PenstockError
 from penstock.pipelines.run.driver import pipeline_session, suppress_client_logs
 from penstock.pipelines.run.errors import BROKEN
 from penstock.pipelines.run.progress import Read, serve
-from penstock.pipelines.run.run import POLL_S, Event, RunOptions, execute
+from penstock.pipelines.run.run import RunOptions, execute
+from penstock.pipelines.run.supervision import POLL_S, Event
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.state_dir.versions import PipelineFile
 from penstock.spark.files.object_storage import ObjectPath, StoragePath

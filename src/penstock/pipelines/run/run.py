@@ -1,4 +1,7 @@
-"""Run a pipeline: acquire the lease, start its queries, restart them after errors, stop between batches."""
+"""Run a pipeline: acquire the lease, build its queries, change to other versions, report, stop between batches.
+
+`supervision` starts the queries and restarts them.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,16 @@ import os
 import platform
 import queue
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import PySparkException
 
-from penstock.errors import ConfigError, DataLossError, PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import silence_java
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import check_applicable, check_table_types, check_topics, remember
@@ -30,11 +31,8 @@ from penstock.pipelines.run.driver import (
 )
 from penstock.pipelines.run.errors import (
     BROKEN,
-    FULL,
-    is_incompatible_state,
     is_jvm_exit,
     jvm_exit_error,
-    retry_policy,
 )
 from penstock.pipelines.run.lease import (
     APPLIED,
@@ -53,10 +51,10 @@ from penstock.pipelines.run.queries import (
     FinishedBatch,
     RunContext,
     RunningQuery,
-    RunStopping,
     check_nothing_dropped,
 )
 from penstock.pipelines.run.shared import QueryBuilder
+from penstock.pipelines.run.supervision import FIX_AND_RESTART, POLL_S, Event, QuerySupervisor
 from penstock.pipelines.run.write_back import WriteBack
 from penstock.pipelines.sinks.delivery import Targets, check_sinks
 from penstock.pipelines.sources.changes import AsOfJoins
@@ -73,8 +71,8 @@ from penstock.pipelines.spec.values import (
     names_setting,
 )
 from penstock.pipelines.state_dir import layout
-from penstock.pipelines.state_dir.checkpoint import START_OVER, Checkpoint, Offsets, check_shapes
-from penstock.pipelines.state_dir.layout import claim, ready_directory, remove_abandoned, remove_tree, write_text
+from penstock.pipelines.state_dir.checkpoint import Checkpoint, Offsets, check_shapes
+from penstock.pipelines.state_dir.layout import claim, ready_directory, remove_abandoned, remove_tree
 from penstock.pipelines.state_dir.replay import Copies, ReplayRange
 from penstock.pipelines.state_dir.versions import PipelineFile, end_trial, put_into_operation, register, stored_version
 from penstock.pipelines.steps.lookups import store_lookup
@@ -82,12 +80,9 @@ from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.kafka.schema_registry import check_registry
 from penstock.spark.environment.jars import s3a_jars
 from penstock.spark.error_causes import (
-    ErrorText,
     error_text,
     full_text,
     innermost_cause,
-    is_spark_condition,
-    java_stacks,
 )
 from penstock.spark.files.object_storage import ObjectPath, StoragePath
 from penstock.spark.session import SUBMITTED, check_master, refuse_connect
@@ -95,36 +90,20 @@ from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.pipelines.run.traces import BatchTraces
 
-__all__ = ["LEASE_WAIT_S", "POLL_S", "Event", "RunOptions", "execute", "run"]
+__all__ = ["LEASE_WAIT_S", "RunOptions", "execute", "run"]
 
-Event = dict[str, Any]
-
-FIX_AND_RESTART = "fix the cause and start the pipeline again: it continues from its checkpoints"
 APPLY_LATER = "fix the cause, and apply the version again"
 LEASE_WAIT_S = 60.0
 """Seconds to wait for the lease. The lease of a crashed driver expires; a running driver renews its lease."""
-NAMED_TRIES = 3
-"""Consecutive retries after a Spark error condition, which usually concerns data or SQL and is permanent."""
-STRANGE_TRIES = 8
-"""Consecutive retries after any other error of Spark, over about half a minute, since it may be temporary."""
 PROGRESS_S = 10.0
 """Seconds between progress reports without an observer."""
 LONGEST_WAIT_S = 1e8
-POLL_S = 0.1
-LONGEST_RETRY_PAUSE_S = 60.0
-"""Longest pause before a restart. The pause is a tenth of the time for which the query has failed: a restart plans the
-query anew, which takes the machine a second."""
-JOIN_S = 2.0
-"""Seconds between checks whether a sink has reached those with which it can share a query."""
 UNREAD_SHARE = 0.8
 """Share of the stored records of a partition that a failing sink has not read, from which on the run warns that
 retention will delete them. With deletion by age, they have then waited for four fifths of the retention time."""
-JOIN_AGAIN_S = 10.0
-"""Seconds until the next check after two queries were stopped to be joined."""
 UNREPORTED = frozenset({"start", "end", "table", "letters_table"})
 """Fields of a ledger entry that are not reported."""
 
@@ -199,8 +178,6 @@ class _PipelineRun:
         self._ledger = Ledger(layout.ledger(state))
         self._source = Sources(pipeline, state, options.span, options.redriven)
         self._as_of = _as_of_joins(pipeline, state)
-        self._queries: list[RunningQuery] = []
-        self._next_join = 0.0
         self._traces: BatchTraces | None = None
         self._run = uuid.uuid4().hex[:12]
         self._version: int | None = None
@@ -219,6 +196,17 @@ class _PipelineRun:
             publish=self._store.publish,
             show=lambda fields: self._emit_event("progress", **fields),
             progress_s=options.progress_s,
+        )
+        self._supervisor = QuerySupervisor(
+            state,
+            self._barrier,
+            self._watch,
+            emit,
+            self._report,
+            lambda: self._over is not None,
+            about={"pipeline": pipeline.name, "run": self._run},
+            available_now=options.available_now,
+            debug=options.debug,
         )
 
     def execute(self) -> None:
@@ -333,7 +321,7 @@ class _PipelineRun:
                 store.traceparent = self._traces.traceparent
             self._register()
             built = self._built_version(pipeline, self._version, self._source, self._as_of)
-            self._builder, self._queries = built.builder, built.queries
+            self._supervise_queries_of(built)
             sinks = [found.sink.name for found in plan(pipeline)]
             remember(pipeline, self._state)
             self._emit_event(
@@ -343,7 +331,7 @@ class _PipelineRun:
                 not_fenced=[prefix for prefix in _fence_prefixes(pipeline) if prefix not in built.fenced],
                 sinks=sinks,
                 version=self._version,
-                queries=[list(running.built.sinks) for running in self._queries],
+                queries=[list(running.built.sinks) for running in built.queries],
             )
             for text in self._source.doubts:
                 self._emit_event("warning", text=text)
@@ -358,12 +346,12 @@ class _PipelineRun:
             if self._options.session is None and not self._options.debug:
                 # A process that reads a source, and whose query is stopped while it starts, would print a traceback.
                 silence_java(spark)
-            self._drain()
+            self._supervisor.drain()
             self._maintenance.close(DRAIN_S)
             self._report()
-            for running in self._queries:
+            for running in self._supervisor.queries:
                 check_nothing_dropped(running)
-            failed_alone = [running.error for running in self._queries if running.error is not None]
+            failed_alone = self._supervisor.failures
             if failed_alone and not self._stop_requested():
                 raise failed_alone[0]
             state, why = STOPPED, "\n".join(map(str, failed_alone))
@@ -376,7 +364,7 @@ class _PipelineRun:
                 failed = PenstockError(f"Spark cannot run {pipeline.name!r}: {words}", hint=FIX_AND_RESTART)
                 why = str(failed)
                 raise failed from error
-            self._queries = []
+            self._supervisor.queries = []
             if not self._stop_requested():
                 gone = jvm_exit_error()
                 why = str(gone)
@@ -387,15 +375,15 @@ class _PipelineRun:
             )
             state = STOPPED
         finally:
-            self._drain()
+            self._supervisor.drain()
             self._maintenance.close(DRAIN_S)
-            for name in [name for running in self._queries for name in running.built.sinks]:
+            for name in self._supervisor.by_sink:
                 # A bucket that does not answer at the end hides no other error.
                 with suppress(StorageError, UnavailableError):
                     if (last := self._ledger.last(name)) is not None:
                         self._source.publish(name, last.end)
             self._source.close()
-            store.publish_last(self._watch.close(self._running_queries(), state, why))
+            store.publish_last(self._watch.close(self._supervisor.by_sink, state, why))
 
     def _register(self) -> None:
         """Put the file of the run into operation, unless it is; continue a trial of it."""
@@ -427,9 +415,13 @@ class _PipelineRun:
         builder = QueryBuilder(pipeline, self._spark, self._state, context)
         return _BuiltVersion(pipeline, version, source, as_of, builder, builder.queries(), fenced)
 
+    def _supervise_queries_of(self, built: _BuiltVersion) -> None:
+        self._supervisor.use(built.builder, built.queries, duration_ms(built.pipeline.trigger))
+
     def _change_version(self) -> None:
         """Put a requested version into operation, step by step: each call does what is possible now."""
-        if self._over is not None and all(each.ended or each.check_up() for each in self._queries):
+        queries = self._supervisor.queries
+        if self._over is not None and all(each.ended or each.check_up() for each in queries):
             self._end_trial()
         request = self._store.apply_asked
         if self._change is None and request is not None:
@@ -437,11 +429,11 @@ class _PipelineRun:
                 self._begin_change(request)
             except PenstockError as error:
                 self._refuse(request, error)
-        if self._change is None or any(each.stopping and not each.stopped for each in self._queries):
+        if self._change is None or any(each.stopping and not each.stopped for each in queries):
             return
-        if not all(each.stopped for each in self._queries):
+        if not all(each.stopped for each in queries):
             refusal = RefusedError("a query failed before it had finished its batch", hint=APPLY_LATER)
-        elif unfinished := [name for each in self._queries for name in each.built.batches.unfinished]:
+        elif unfinished := [name for each in queries for name in each.built.batches.unfinished]:
             refusal = RefusedError(f"sink {unfinished[0]!r} could not finish its batch", hint=APPLY_LATER)
         else:
             self._switch(self._change)
@@ -454,6 +446,7 @@ class _PipelineRun:
         Raises:
             PenstockError: the run cannot change to this version.
         """
+        queries = self._supervisor.queries
         if self._options.file is None or self._options.available_now:
             raise RefusedError(
                 "this run cannot change to another version",
@@ -466,13 +459,13 @@ class _PipelineRun:
                 why="not all of its queries have finished a batch",
                 hint="wait until it is applied; or stop the run, and use `penstock pipeline apply --rollback`",
             )
-        if (failing := next((each for each in self._queries if each.failing_since is not None), None)) is not None:
+        if (failing := next((each for each in queries if each.failing_since is not None), None)) is not None:
             raise RefusedError(
                 f"sink {failing.built.name!r} fails at present",
                 why="a part of its batch may be written, and the other version could have other rows",
                 hint="fix the cause; or stop the run, and start it with the changed file",
             )
-        if any(each.stopping for each in self._queries) or not all(each.check_up() for each in self._queries):
+        if any(each.stopping for each in queries) or not all(each.check_up() for each in queries):
             return
         if request.version == self._version:
             self._answer(request, ApplyAnswer(request.id, request.version, APPLIED))
@@ -485,9 +478,7 @@ class _PipelineRun:
         self._store.accept(request)
         self._change = _Change(request, pipeline)
         self._emit_event("applying", version=request.version)
-        for running in self._queries:
-            running.stopping = True
-            running.built.batches.gate.close(0)
+        self._supervisor.stop_between_batches(queries)
 
     def _switch(self, change: _Change) -> None:
         """Replace the queries, which are all stopped between two batches, by those of another version."""
@@ -527,7 +518,7 @@ class _PipelineRun:
             built.source,
             built.as_of,
         )
-        self._builder, self._queries = built.builder, built.queries
+        self._supervise_queries_of(built)
         remember(built.pipeline, self._state)
         reached = {found.sink.name: self._reached(found.sink.name) for found in plan(built.pipeline)}
         record = replace(self._watch.record, graph=graph(built.pipeline), version=built.version)
@@ -539,14 +530,12 @@ class _PipelineRun:
             self._maintenance.close(DRAIN_S)
             self._maintenance = maintenance
             maintenance.start()
-        self._emit_event("queries", queries=[list(running.built.sinks) for running in self._queries])
+        self._emit_event("queries", queries=[list(running.built.sinks) for running in built.queries])
 
     def _resume(self, change: _Change, error: PenstockError) -> None:
         """Continue with the version in operation after a change that was refused."""
         self._change = None
-        stopped = [running for running in self._queries if running.stopped]
-        for family in dict.fromkeys(running.family for running in stopped):
-            self._join([running for running in stopped if running.family == family])
+        self._supervisor.resume()
         self._refuse(change.request, error)
 
     def _end_trial(self) -> None:
@@ -568,7 +557,7 @@ class _PipelineRun:
             PenstockError: ``error``, if a batch does not end, or an error of the version ``over``.
         """
         failed, request, self._request = self._version, self._request, None
-        if not self._drain():
+        if not self._supervisor.drain():
             raise error
         self._report()
         self._barrier.open()
@@ -621,23 +610,24 @@ class _PipelineRun:
                     "continues from its checkpoints",
                 )
             try:
-                for running in list(self._queries):
-                    self._check_query(running)
+                self._supervisor.check_all()
             except PenstockError as error:
                 if self._over is None:
                     raise
                 self._roll_back(error, self._over)
             self._change_version()
-            self._join_queries()
+            if self._change is None:
+                self._supervisor.join_near()
             self._report()
-            batches = {name: batch for each in self._queries for name, batch in each.built.batches.running.items()}
-            self._watch.poll(self._running_queries(), batches)
+            queries = self._supervisor.queries
+            batches = {name: batch for each in queries for name, batch in each.built.batches.running.items()}
+            self._watch.poll(self._supervisor.by_sink, batches)
             self._warn_of_loss()
             self._stop.wait(POLL_S)
 
     def _warn_of_loss(self) -> None:
         """Warn once if retention will soon delete records that a failing sink has not read."""
-        for running in self._queries:
+        for running in self._supervisor.queries:
             if running.failing_since is None or running.warned_of_loss or running.error is not None:
                 continue
             for sink in running.built.unfinished:
@@ -651,197 +641,12 @@ class _PipelineRun:
                         "system that does not answer, or increase the retention of the topic",
                     )
 
-    def _running_queries(self) -> dict[str, StreamingQuery | None]:
-        return {name: running.query for running in self._queries for name in running.built.sinks}
-
     def _is_over(self) -> bool:
-        return self._stop_requested() or all(running.is_over for running in self._queries)
+        return self._stop_requested() or self._supervisor.are_over
 
     def _stop_requested(self) -> bool:
         """Return True after a request to stop, by signal or through the state store."""
         return self._stop.is_set() or self._store.stop_asked.is_set()
-
-    def _check_query(self, running: RunningQuery) -> None:
-        if running.is_over or running.stopped:
-            return
-        query = running.query
-        if query is None:
-            if time.monotonic() >= running.restart_at:
-                self._start(running)
-            return
-        if query.isActive:
-            if running.stopping and running.built.batches.gate.is_empty and self._is_settled(running, query):
-                query.stop()
-                running.stopped = True
-            return
-        error = query.exception()
-        if running.stopping and (error is None or RunStopping.__name__ in full_text(error)):
-            running.stopped = True
-        elif error is None:
-            running.ended = True
-        else:
-            running.stopping = False
-            self._keep_stack(running, error)
-            self._failed(running, full_text(error))
-
-    def _start(self, running: RunningQuery) -> None:
-        """Start a query; after a failure with a new plan if it may be the cause, and only of the sinks that failed."""
-        started = [running]
-        try:
-            if running.is_shared and running.restarts:
-                started = self._separated(running)
-            elif running.rebuild:
-                running.built.rebuild()
-        except (PySparkException, DataLossError, StorageError, UnavailableError) as error:
-            self._failed_to_start(running, error)
-            return
-        for each in started:
-            each.rebuild = False
-            each.built.batches.gate.open()
-            try:
-                self._builder.store_letters()
-                each.query = each.built.start(
-                    duration_ms(self._pipeline.trigger), available_now=self._options.available_now
-                )
-            except (DataLossError, StorageError, UnavailableError) as error:
-                self._failed_to_start(each, error)
-
-    def _failed_to_start(self, running: RunningQuery, error: Exception) -> None:
-        self._keep_stack(running, error)
-        text = full_text(error)
-        self._failed(
-            running, f"penstock.errors.{type(error).__name__}: {text}" if isinstance(error, PenstockError) else text
-        )
-
-    def _separated(self, failed: RunningQuery) -> list[RunningQuery]:
-        """Replace the query ``failed`` by one of the sinks that did not finish their batch, and one of the others."""
-        unfinished = failed.built.unfinished
-        others = [name for name in failed.built.sinks if name not in unfinished]
-        ahead = self._builder.regroup(others, stopped=unfinished) if others else []
-        behind = self._builder.regroup(unfinished)
-        for each in behind:
-            each.continue_failure(failed)
-        self._replace([failed], [*behind, *ahead])
-        return [*behind, *ahead]
-
-    def _replace(self, old: Sequence[RunningQuery], new: Sequence[RunningQuery]) -> None:
-        self._queries = [*(running for running in self._queries if running not in old), *new]
-        self._emit_event("queries", queries=[list(running.built.sinks) for running in self._queries])
-
-    def _join_queries(self) -> None:
-        """Stop queries whose sinks are almost at the same offsets, and start one query for these sinks instead."""
-        if self._change is not None:
-            return
-        stopping = [running for running in self._queries if running.stopping]
-        if stopping:
-            if all(running.stopped for running in stopping):
-                self._join(stopping)
-            return
-        now = time.monotonic()
-        if now < self._next_join or self._options.available_now:
-            return
-        self._next_join = now + JOIN_S
-        healthy = [running for running in self._queries if running.is_shared and running.is_healthy]
-        for behind, ahead in permutations(healthy, 2):
-            if behind.family == ahead.family and self._builder.is_near(behind.built.name, ahead.built.name):
-                for running in (behind, ahead):
-                    running.stopping = True
-                    running.built.batches.gate.close(0)
-                return
-
-    def _join(self, stopped: list[RunningQuery]) -> None:
-        """Replace queries that were stopped by one of all their sinks."""
-        self._next_join = time.monotonic() + JOIN_AGAIN_S
-        try:
-            joined = self._builder.regroup([name for running in stopped for name in running.built.sinks])
-        except (PySparkException, StorageError, UnavailableError) as error:
-            for running in stopped:
-                running.stopping = running.stopped = False
-                self._failed_to_start(running, error)
-        else:
-            self._replace(stopped, joined)
-
-    def _keep_stack(self, running: RunningQuery, error: BaseException) -> None:
-        """Store the whole error for developers: events and error messages have its cause only."""
-        sink = running.built.unfinished[0]
-        path, text = layout.failure(self._state, sink), java_stacks(error)
-        # The failure is reported even if the disk is full.
-        with suppress(StorageError, UnavailableError):
-            write_text(path, f"{now_text()} run {self._run}\n{text}\n")
-        if self._options.debug:
-            self._emit({"event": "stack", "sink": sink, "text": text})
-
-    def _failed(self, running: RunningQuery, text: str) -> None:
-        """Schedule a restart of the query after a pause if the failure may be temporary; otherwise end the run.
-
-        If records are lost that only this query needs, the run continues without its sinks.
-        """
-        kind, words = innermost_cause(text)
-        unfinished = running.built.unfinished
-        name = unfinished[0]
-        if is_incompatible_state(words):
-            raise ConfigError(
-                f"sink {name!r}: the state of its dedupe, windows and join has columns of other types than now",
-                option=f"sinks.{name}",
-                why=words,
-                hint=START_OVER,
-            )
-        now = time.monotonic()
-        running.failing_since = running.failing_since or now
-        # An error of Spark may not occur in the next attempt, which gets a new plan; batches are idempotent, so a retry
-        # is safe. Errors of penstock have an attribute that shows whether a retry may help.
-        policy = retry_policy(kind, words, text)
-        if policy is FULL and not kind:
-            words = f"the disk of {str(self._state)!r} or of a table is full: {words}"
-        running.strange += not kind and policy is None
-        tries = NAMED_TRIES if is_spark_condition(words) else STRANGE_TRIES
-        said = error_text(words)
-        what = f"sink {name!r}: {said.what}"
-        # Of several sinks, those that need the lost records first get a query of their own.
-        separates = kind == DataLossError.__name__ and len(unfinished) < len(running.built.sinks)
-        if policy is None and not separates and (kind or running.strange > tries):
-            kept = str(layout.failure(self._state, name))
-            failed = f"{running.strange} consecutive attempts failed; the stack is in {kept!r}"
-            others = [other for other in self._queries if other is not running and not other.is_over]
-            if kind == DataLossError.__name__ and others and self._over is None:
-                self._continue_without(running, said)
-                return
-            raise PenstockError(what, why=said.why if kind else failed, hint=said.hint or FIX_AND_RESTART)
-        failing_s = now - running.failing_since
-        if policy is not None and failing_s > policy.limit_s:
-            failed = f"all attempts failed for {policy.limit_s:g} s"
-            why = failed if said.why is None else f"{said.why}; {failed}"
-            if self._options.available_now or not policy.waits:
-                raise UnavailableError(what, why=why, hint=policy.hint)
-            if not running.warned:
-                running.warned = True
-                text = f"{what}: {why}; the run continues to retry; hint: {policy.hint}"
-                self._emit_event("warning", text=text)
-        waiting = sum(other.query is None and not other.is_over for other in self._queries)
-        in_s = max(running.backoff.failed(), min(failing_s / 10, LONGEST_RETRY_PAUSE_S))
-        in_s += 0.0 if policy is None else policy.apart_s * waiting
-        running.query = None
-        running.rebuild = policy is None
-        running.restarts += 1
-        running.restart_at = now + in_s
-        for sink in unfinished:
-            self._watch.restarted(sink, running.failing_since)
-            self._emit({"event": "retry", "sink": sink, "in_s": in_s, "restarts": running.restarts, "why": words})
-
-    def _continue_without(self, running: RunningQuery, cause: ErrorText) -> None:
-        """Continue the run without the sinks of the query ``running``, which has failed permanently."""
-        sinks = running.built.sinks
-        names = f"sink{'s' if len(sinks) > 1 else ''} {', '.join(map(repr, sinks))}"
-        running.error = PenstockError(f"{names}: {cause.what}", why=cause.why, hint=cause.hint or FIX_AND_RESTART)
-        running.query = None
-        # A batch that it finished before would end the failure.
-        self._report()
-        running.failing_since = running.failing_since or time.monotonic()
-        for sink in sinks:
-            self._watch.failed(sink)
-        self._emit_event("sinks_failed", sinks=list(sinks), error=str(running.error))
-        failures = [each.error for each in self._queries if each.error is not None]
-        self._watch.record = replace(self._watch.record, why="\n".join(map(str, failures)))
 
     def _warn(self, text: str) -> None:
         """Queue a warning event. Called in the thread of the state store client."""
@@ -866,7 +671,7 @@ class _PipelineRun:
                 self._emit(found)
                 continue
             entry = found.entry
-            running = next(each for each in self._queries if entry.sink in each.built.sinks)
+            running = next(each for each in self._supervisor.queries if entry.sink in each.built.sinks)
             running.progressed()
             check_nothing_dropped(running)
             self._watch.finished(entry, found.took_s, found.deadbands)
@@ -875,37 +680,6 @@ class _PipelineRun:
                 self._traces.finished(found)
             shown = {name: value for name, value in asdict(entry).items() if name not in UNREPORTED}
             self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
-
-    def _drain(self) -> bool:
-        """Stop each query between two batches: start no new batch, and let the active one finish and commit.
-
-        Returns False if a batch did not finish in time.
-        """
-        finished = self._barrier.close(DRAIN_S)
-        for running in self._queries:
-            query = running.query
-            if query is None or not query.isActive:
-                continue
-            deadline = time.monotonic() + DRAIN_S
-            while not self._is_settled(running, query) and time.monotonic() < deadline:
-                time.sleep(POLL_S / 2)
-            query.stop()
-        return finished
-
-    @staticmethod
-    def _is_settled(running: RunningQuery, query: StreamingQuery) -> bool:
-        """Return True if Spark has committed the last finished batch, or cannot any more."""
-        last = running.built.batches.last_finished
-        if last is None or not query.isActive:
-            return True
-        try:
-            return running.built.checkpoint.is_committed(last)
-        except UnavailableError:
-            # The caller asks again.
-            return False
-        except StorageError:
-            # The credentials have expired: Spark cannot commit either. This hides no other error.
-            return True
 
 
 def _as_of_joins(pipeline: Pipeline, state: StoragePath) -> AsOfJoins:

@@ -13,7 +13,8 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.pipelines.run import application
 from penstock.pipelines.run.progress import SinkProgress
-from penstock.pipelines.run.run import Event, RunOptions
+from penstock.pipelines.run.run import RunOptions
+from penstock.pipelines.run.supervision import Event
 from penstock.pipelines.spec.pipeline import Pipeline
 from tests.unit.pipelines.files import FILE, parse
 
