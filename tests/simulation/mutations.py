@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -232,18 +233,24 @@ def lost_release(patch: pytest.MonkeyPatch) -> None:
 
 
 def session_stored_late(patch: pytest.MonkeyPatch) -> None:
-    """Sessions are stored with the commit after the one that their CONNACK waits for."""
+    """Sessions are stored some commits after the one that their CONNACK waits for."""
     operations = mqtt_storage._operations
+    open_store = mqtt_storage.SessionStore.open
     index = mqtt_storage.TABLES.index("sessions")
-    held: list[Any] = []
+    held: deque[list[Any]] = deque()
+
+    def opened(self: mqtt_storage.SessionStore, wall_offset: int) -> Any:
+        held.clear()  # a node that was killed has forgotten them
+        return open_store(self, wall_offset)
 
     def late(batch: Any) -> list[Any]:
         rows = operations(batch)
-        found = [row for row in rows if row[1] != index] + held
-        held[:] = [row for row in rows if row[1] == index]
-        return found
+        held.append([row for row in rows if row[1] == index])
+        due = held.popleft() if len(held) > 20 else []
+        return [row for row in rows if row[1] != index] + due
 
     patch.setattr(mqtt_storage, "_operations", late)
+    patch.setattr(mqtt_storage.SessionStore, "open", opened)
 
 
 def deliveries_swapped(patch: pytest.MonkeyPatch) -> None:
