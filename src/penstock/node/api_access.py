@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -166,9 +166,10 @@ class _BackupResponse(StreamingResponse):
         self._items = items
         self._stall_s = stall_s
         self._limit = asyncio.timeout(stall_s)
-        super().__init__(self._encoded(first), media_type="application/octet-stream", headers=HEADERS)
+        self._encoded_items = self._encoded(first)
+        super().__init__(self._encoded_items, media_type="application/octet-stream", headers=HEADERS)
 
-    async def _encoded(self, first: Item) -> AsyncIterator[bytes]:
+    async def _encoded(self, first: Item) -> AsyncGenerator[bytes]:
         yield encode_item(first)
         try:
             async for item in self._items:
@@ -180,7 +181,7 @@ class _BackupResponse(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; when the client disconnects, the backup ends at once."""
-        async with aclosing(self._items):
+        async with aclosing(self._items), aclosing(self._encoded_items):
             try:
                 async with self._limit:
                     await super().__call__(scope, receive, send)

@@ -220,7 +220,7 @@ class _Backup:
         self.files: dict[str, list[int]] = {}
         """Size, time of the last change and mode of each file."""
 
-    async def file(self, file: _File, *, may_vanish: bool = False) -> AsyncIterator[Item]:
+    async def file(self, file: _File, *, may_vanish: bool = False) -> AsyncGenerator[Item]:
         """The bytes of ``file``, unless they were sent before or the receiver has them.
 
         Raises:
@@ -242,16 +242,17 @@ class _Backup:
                 yield Item({"same": file.name})
             else:
                 begun = False
-                async for item in self._pieces(file, descriptor, size):
-                    begun = True
-                    yield item
+                async with aclosing(self._pieces(file, descriptor, size)) as items:
+                    async for item in items:
+                        begun = True
+                        yield item
                 if not begun:
                     yield Item({"file": file.name, "at": 0, "crc": 0})
         finally:
             os.close(descriptor)
         self.files[file.name] = [size, mtime, mode]
 
-    async def _pieces(self, file: _File, descriptor: int, size: int) -> AsyncIterator[Item]:
+    async def _pieces(self, file: _File, descriptor: int, size: int) -> AsyncGenerator[Item]:
         at = 0
         while at < size:
             try:
@@ -272,7 +273,7 @@ class _Backup:
             at, entry[0] = entry[0], entry[0] + len(data)
             yield Item({"file": name, "at": at, "crc": crc32(data)}, data)
 
-    async def rows(self) -> AsyncIterator[Item]:
+    async def rows(self) -> AsyncGenerator[Item]:
         """The rows of all environments, and the commits meanwhile."""
         for name, environment in self._source.environments.items():
             await asyncio.to_thread(environment.start_copy)
@@ -316,17 +317,20 @@ async def backup_items(
     pause_s = 0.0
     async with AsyncExitStack() as parts:
         for file in [] if positions is not None else await asyncio.to_thread(_other_files, source):
-            async for item in backup.file(file, may_vanish=True):
-                yield item
+            async with aclosing(backup.file(file, may_vanish=True)) as items:
+                async for item in items:
+                    yield item
         for name, storage in source.brokers.items():
             for files in _log_files(name, storage, closed=True):
                 for file in files:
-                    async for item in backup.file(file, may_vanish=True):
-                        yield item
+                    async with aclosing(backup.file(file, may_vanish=True)) as items:
+                        async for item in items:
+                            yield item
         for environment in source.environments.values():
             parts.callback(environment.end_copy)
-        async for item in backup.rows():
-            yield item
+        async with aclosing(backup.rows()) as items:
+            async for item in items:
+                yield item
         async with _paused(source.queues):
             began = time.monotonic()
             last = {name: environment.take_copied() for name, environment in source.environments.items()}
@@ -350,15 +354,17 @@ async def backup_items(
         deleted: set[str] = set()
         for file in rest:
             try:
-                async for item in backup.file(file):
-                    yield item
+                async with aclosing(backup.file(file)) as items:
+                    async for item in items:
+                        yield item
             except StorageError:
                 if not _is_deleted(source, file):
                     raise
                 deleted.add(_directory(file.name))
         for file in [] if positions is not None else await asyncio.to_thread(_audit_files, source):
-            async for item in backup.file(file, may_vanish=True):
-                yield item
+            async with aclosing(backup.file(file, may_vanish=True)) as items:
+                async for item in items:
+                    yield item
     logs = tuple(f"{name}/log/" for name in source.brokers)
     names = [
         name

@@ -463,6 +463,24 @@ async def test_a_second_backup_is_refused_and_a_close_ends_the_first(tmp_path: P
             await anext(backups.items({}))
 
 
+def _descriptors() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+async def test_a_backup_that_is_ended_closes_its_files_at_once(tmp_path: Path) -> None:
+    """Not when the garbage collector finds what is left of it."""
+    with stopped_source(data_directory(tmp_path / "data")) as source:
+        before = _descriptors()
+        opened = 0
+        for wanted in range(1, 12):
+            async with aclosing(backup_items(source, {})) as items:
+                for _ in range(wanted):
+                    await anext(items)
+                opened += _descriptors() != before
+            assert _descriptors() == before
+        assert opened > 3
+
+
 async def test_a_node_with_a_failed_part_is_not_backed_up(tmp_path: Path) -> None:
     with stopped_source(data_directory(tmp_path / "data")) as source:
         backups = Backups(source, lambda: ["mqtt sessions: failed"])
