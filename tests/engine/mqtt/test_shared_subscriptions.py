@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -140,6 +142,35 @@ def test_a_member_of_several_groups_takes_over_the_rest_of_each() -> None:
     helper = bench.connect("helper", receive_maximum=1)
     helper.subscribe(Subscription("$share/g/a", 1), Subscription("$share/h/b", 1))
     assert sorted(acknowledge_all(helper)) == list(range(1, 13))
+
+
+class CountedQueue(deque[Any]):
+    """A queue that counts iterations over its messages."""
+
+    visits = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.visits += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("groups", [1, 40])
+def test_a_member_of_many_groups_looks_at_the_messages_of_a_disconnected_member_once(groups: int) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=80))
+    wanted = [Subscription(f"$share/g/{n}", 1) for n in range(groups)]
+    away = bench.connect("away", expiry=60)
+    away.subscribe(*wanted)
+    away.drop()
+    publisher = bench.connect("p")
+    for n in range(groups):
+        publisher.send(*numbered(80 // groups, str(n), first=1 + n * 80 // groups))
+    bench.broker.limits.max_queued_messages = 40
+    waiting = bench.broker.sessions["away"].waiting
+    queue = waiting.reliable = CountedQueue(waiting.reliable)
+    helper = bench.connect("helper", receive_maximum=1)
+    helper.subscribe(*wanted)
+    assert sorted(acknowledge_all(helper)) == list(range(1, 81))
+    assert queue.visits < 20, "independent of the number of groups"
 
 
 def test_what_a_member_had_no_room_for_goes_to_another_when_it_leaves() -> None:

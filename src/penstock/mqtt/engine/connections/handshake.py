@@ -268,9 +268,7 @@ def open_session(
         sessions.connection_ended(connection, now)
         return
     session.resume(now)
-    for subscription in session.subscriptions.values():
-        if subscription.group is not None:
-            take_over(subscription.group, now)
+    take_over([each.group for each in session.subscriptions.values() if each.group is not None], now)
 
 
 def _will_problem(will: Will, rights: Rights | None, topic_refusal: int) -> tuple[int, str] | None:

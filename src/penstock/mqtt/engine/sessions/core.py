@@ -6,7 +6,7 @@ Source: MQTT 5.0 sections 3.3, 4.8.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LocalProtocolError
@@ -284,9 +284,9 @@ class BrokerCore(SessionOwner):
         """Return the members of a shared subscription; None without members."""
         return self.router.groups.get(topic_filter)
 
-    def take_over(self, group: SharedGroup, now: int) -> None:
-        """Deliver messages that are queued for disconnected members of ``group`` to members with room for them."""
-        take_over(group, now)
+    def take_over(self, groups: Iterable[SharedGroup], now: int) -> None:
+        """Deliver messages that are queued for disconnected members of ``groups`` to members with room for them."""
+        take_over(groups, now)
 
     def fan_out(self, route: Route, message: Message, publisher: Session | None, now: i64) -> None:
         """Deliver a message to the subscribers of its route."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.mqtt.codec.packets import Will
@@ -50,7 +50,7 @@ _NOTHING: Final[deque[Delivery]] = deque(maxlen=0)
 """Shared empty queue of sessions without messages to send again: a deque takes 760 bytes."""
 _NO_IDENTIFIERS: Final[set[int]] = set()
 """The same for packet identifiers; never modified."""
-_NO_GROUPS: Final[list[SharedGroup]] = []
+_NO_GROUPS: Final[dict[SharedGroup, None]] = {}
 """The same for shared subscriptions; never modified."""
 
 
@@ -76,8 +76,8 @@ class SessionOwner(ABC):
         """Return the members of a shared subscription; None without members."""
 
     @abstractmethod
-    def take_over(self, group: SharedGroup, now: int) -> None:
-        """Deliver messages that are queued for disconnected members of ``group`` to members with room for them."""
+    def take_over(self, groups: Iterable[SharedGroup], now: int) -> None:
+        """Deliver messages that are queued for disconnected members of ``groups`` to members with room for them."""
 
 
 class SessionConnection(DeadlineOwner):
@@ -185,7 +185,8 @@ class Session(Subscriber):
         self.resend = _NOTHING
         """Messages in flight to send again on this connection, before new messages."""
         self.deferred_groups = _NO_GROUPS
-        """Shared subscriptions with messages for disconnected members that this session had no room for."""
+        """Shared subscriptions with messages for disconnected members that this session had no room for: an ordered
+        set."""
         self.retained_delivery: RetainedDelivery | None = None
         """Sends the retained messages of new subscriptions."""
 
@@ -210,10 +211,11 @@ class Session(Subscriber):
 
     def defer(self, group: SharedGroup) -> None:
         """Take over messages of ``group`` when this session has room again."""
-        if group not in self.deferred_groups:
-            self.deferred_groups = [*self.deferred_groups, group]
+        if self.deferred_groups is _NO_GROUPS:
+            self.deferred_groups = {}
+        self.deferred_groups[group] = None
 
-    def take_deferred(self) -> list[SharedGroup]:
+    def take_deferred(self) -> Iterable[SharedGroup]:
         """Return and forget the deferred groups."""
         groups, self.deferred_groups = self.deferred_groups, _NO_GROUPS
         return groups
@@ -541,8 +543,7 @@ class Session(Subscriber):
             else:
                 connection.send_publish(message, 0, 0x30 | delivery.retain, delivery.identifiers, now)
         if self.deferred_groups and not waiting.backlog:
-            for group in self.take_deferred():
-                self._broker.take_over(group, now)
+            self._broker.take_over(self.take_deferred(), now)
 
     def send_queued(self, delivery: Delivery, connection: SessionConnection, now: int) -> None:
         """Send a queued QoS 1 or 2 message, which then is in flight."""

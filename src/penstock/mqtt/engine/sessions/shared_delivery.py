@@ -34,16 +34,23 @@ def share_out(session: Session, now: int) -> None:
         waiting = [d for d in session.waiting.reliable if d.share]
         if inflight or waiting:
             _move_deliveries(session, inflight + waiting, now, online_only=not session.ending)
-    for group in session.take_deferred():
-        take_over(group, now)
+    if session.deferred_groups:
+        take_over(session.take_deferred(), now)
 
 
-def take_over(group: SharedGroup, now: int) -> None:
-    """Move messages that are queued for disconnected members to members with room for them."""
-    for member in list(group.members.values()):
-        session = _session(member)
-        if session.connection is None:
-            share_out(session, now)
+def take_over(groups: Iterable[SharedGroup], now: int) -> None:
+    """Move messages that are queued for disconnected members to members with room for them.
+
+    A session is visited once, even if it is a member of several groups, because a visit iterates over all its messages.
+    """
+    sessions: dict[Session, None] = {}
+    for group in groups:
+        for member in group.members.values():
+            session = _session(member)
+            if session.connection is None:
+                sessions[session] = None
+    for session in sessions:
+        share_out(session, now)
 
 
 def leave_group(session: Session, group: SharedGroup, now: int) -> None:

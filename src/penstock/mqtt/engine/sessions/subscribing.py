@@ -59,10 +59,8 @@ def as_bridge(packet: Subscribe) -> None:
 
 def subscribed(session: Session, packet: Subscribe, now: int) -> None:
     """Send retained and shared messages of new subscriptions, after the SUBACK."""
-    for wanted in packet.subscriptions:
-        subscription = session.subscriptions.get(wanted.topic_filter)
-        if subscription is not None and subscription.group is not None:
-            take_over(subscription.group, now)
+    granted = [session.subscriptions.get(wanted.topic_filter) for wanted in packet.subscriptions]
+    take_over([each.group for each in granted if each is not None and each.group is not None], now)
     if session.retained_delivery is not None:
         session.send_waiting(now)
 
