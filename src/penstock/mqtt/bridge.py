@@ -27,6 +27,7 @@ from penstock.mqtt.engine.model.access import Access
 from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.backoff import Backoff
+from penstock.runtime.io.clock import monotonic_ms
 
 __all__ = [
     "HOPS",
@@ -213,49 +214,66 @@ class BridgeStats:
 
 
 class _RefusedMessages:
-    """Messages of one topic, of which the destination has refused one temporarily: one at a time is sent, the oldest
-    first.
+    """Messages of one topic, of which the destination has refused one temporarily: they are sent in their order, at
+    first one at a time, then one more at once with each accepted message.
 
-    ``busy``: a message has its turn; ``pause_s``: pause before it is sent, 0 after an accepted message.
+    One at a time until none waits would limit the topic to a message per round trip as long as more arrive.
     """
 
     def __init__(self) -> None:
-        self.busy = False
         self._backoff = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
-        self.pause_s = self._backoff.failed()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._in_flight = 0
+        self._limit = 1
+        self._pause()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no message waits for its turn or for an answer, and the last one was accepted."""
+        return not self._paused and not self._in_flight and not self._waiting
 
     async def wait_for_turn(self, number: int) -> None:
-        """Wait until the message ``number`` has its turn, which :meth:`next_turn` ends."""
-        if not self.busy:
-            self.busy = True
-            return
+        """Wait until the message ``number`` may be sent; :meth:`end_turn` follows."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (number, turn))
+        self._give_turns()
         await turn
 
-    def next_turn(self) -> None:
-        """Give the oldest waiting message its turn."""
-        while self._waiting:
+    def end_turn(self, *, refused: bool) -> None:
+        """Register the answer to a message; one that was refused waits for another turn."""
+        self._in_flight -= 1
+        if not refused:
+            self._backoff.reset()
+            self._limit += 1
+        elif not self._paused:
+            self._limit = 1
+            self._pause()
+        self._give_turns()
+
+    def _pause(self) -> None:
+        self._paused = True
+        asyncio.get_running_loop().call_later(self._backoff.failed(), self._resume)
+
+    def _resume(self) -> None:
+        self._paused = False
+        self._give_turns()
+
+    def _give_turns(self) -> None:
+        while self._waiting and not self._paused and self._in_flight < self._limit:
             _, turn = heappop(self._waiting)
             if not turn.done():
+                self._in_flight += 1
                 turn.set_result(None)
-                return
-        self.busy = False
-
-    def settled(self, *, accepted: bool) -> None:
-        """Determine the pause after an attempt."""
-        if accepted:
-            self._backoff.reset()
-        self.pause_s = 0.0 if accepted else self._backoff.failed()
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A message of one direction with its number, its topic on the other broker, and the refused messages by topic."""
+    """A message of one direction with its number, its time of arrival, its topic on the other broker, and the refused
+    messages by topic."""
 
     number: int
     message: Publish
+    arrived_ms: int
     topic: str
     refused: dict[str, _RefusedMessages]
 
@@ -421,7 +439,7 @@ class Bridge:
                     continue
                 await room.acquire()
                 number += 1
-                copy = _Copy(number, message, topic, refused)
+                copy = _Copy(number, message, monotonic_ms(), topic, refused)
                 task = asyncio.create_task(self._copy_message(source, sink, copy, outward=outward))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -459,28 +477,38 @@ class Bridge:
         if (not copy.message.qos or topic not in refused) and await self._is_accepted(sink, copy):
             return
         messages = refused.setdefault(topic, _RefusedMessages())
-        await messages.wait_for_turn(copy.number)
-        try:
-            accepted = False
-            while not accepted:
-                await asyncio.sleep(messages.pause_s)
-                accepted = await self._is_accepted(sink, copy)
-                messages.settled(accepted=accepted)
-        finally:
-            messages.next_turn()
-            if not messages.busy:
-                refused.pop(topic, None)
+        while True:
+            await messages.wait_for_turn(copy.number)
+            is_refused = False
+            try:
+                is_refused = not await self._is_accepted(sink, copy)
+            finally:
+                messages.end_turn(refused=is_refused)
+                if messages.is_over:
+                    refused.pop(topic, None)
+            if not is_refused:
+                return
 
     async def _is_accepted(self, sink: MqttClient, copy: _Copy) -> bool:
-        """Publish a message once; return False if the destination refuses it temporarily."""
-        message = copy.message
+        """Publish a message once; return False if the destination refuses it temporarily.
+
+        Raises:
+            UnavailableError: the message expired while the destination refused it, or as :meth:`MqttClient.publish`.
+        """
+        message, properties = copy.message, bridged_properties(copy.message)
+        interval = properties.message_expiry_interval
+        waited_s = (monotonic_ms() - copy.arrived_ms) // 1000
+        if interval is not None and waited_s:  # [MQTT-3.3.2-6]
+            if waited_s >= interval:
+                raise UnavailableError("mqtt: the message expired before the broker accepted it", applied=False)
+            properties.message_expiry_interval = interval - waited_s
         try:
             await sink.publish(
                 copy.topic,
                 message.payload,
                 qos=message.qos,
                 retain=message.retain,
-                properties=bridged_properties(message),
+                properties=properties,
             )
         except RefusedError as error:
             if error.code not in _FULL:

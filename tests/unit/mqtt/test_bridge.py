@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import RefusedError
+from penstock.mqtt import bridge as bridge_module
 from penstock.mqtt.bridge import HOPS, Bridge, BridgeSettings, BridgeTopic, Direction, end_removed_bridges
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.listener_access import AccessRules, AccessStats, InProcessAccess
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
@@ -230,6 +232,49 @@ async def test_refused_messages_of_a_topic_stay_in_order_and_delay_no_other_topi
     for message in held:
         message.settle()
     await until(lambda: bridge.stats.received == 7)
+
+
+async def test_a_topic_is_sent_faster_again_while_later_messages_of_it_still_wait(sites: Sites) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
+    await until(lambda: sites.there.stats.subscriptions == 1)
+    held = sites.service.held
+    await sites.at_there.publish("log/x", b"0")
+    await until(lambda: len(held) == 1)
+    held.pop().settle(0x97)
+    for n in range(1, 7):
+        await sites.at_there.publish("log/x", str(n))
+    for together in ([b"0"], [b"1", b"2"], [b"3", b"4", b"5", b"6"]):
+        await until(lambda: len(held) == len(together))
+        assert [message.publish.payload for message in held] == together
+        for message in [*held]:
+            held.remove(message)
+            message.settle()
+    await until(lambda: bridge.stats.received == 7)
+
+
+async def test_the_time_for_which_the_destination_refuses_a_message_counts_towards_its_expiry(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
+    await until(lambda: sites.there.stats.subscriptions == 1)
+    held = sites.service.held
+
+    async def refuse(interval: int) -> None:
+        await sites.at_there.publish("log/x", properties=Properties(message_expiry_interval=interval))
+        await until(lambda: len(held) == 1)
+        monkeypatch.setattr(bridge_module, "monotonic_ms", lambda: 3_600_000)
+        held.pop().settle(0x97)
+
+    monkeypatch.setattr(bridge_module, "monotonic_ms", lambda: 0)
+    await refuse(7200)
+    await until(lambda: len(held) == 1)
+    message = held.pop()
+    assert 3000 < (message.publish.properties.message_expiry_interval or 0) <= 3600
+    message.settle()
+    monkeypatch.setattr(bridge_module, "monotonic_ms", lambda: 0)
+    await refuse(3600)
+    await until(lambda: bridge.stats.dropped_refused == 1)
+    assert bridge.stats.received == 1
 
 
 async def test_a_bridge_publishes_no_reserved_topic(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
