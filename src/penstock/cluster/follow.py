@@ -15,7 +15,7 @@ from penstock.cluster.commit import CommitFrame, Head
 from penstock.cluster.log import LAST, OTHER_LOG, PAGE, RESTORED, LogKeys, frames_of, head_of, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.watch import KeyWatch
-from penstock.errors import StorageError
+from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.runtime.io.commit_log import LogPosition
 
 __all__ = ["LOOK_S", "LogFollower"]
@@ -36,6 +36,9 @@ class LogFollower:
         self._closing = threading.Event()
         self._is_behind = True
         """Whether etcd may have commits that were not read."""
+        self._page = PAGE
+        """Commits of each log in a read: fewer after a failure, until all were read, because the large ones of all logs
+        may take longer than the deadline of a call."""
         self._watch = KeyWatch(client, [keys.head for keys in self._keys.values()], self._changed.set)
 
     def next(self, applied: Mapping[str, LogPosition], wait_s: float = LOOK_S) -> dict[str, list[CommitFrame]]:
@@ -51,8 +54,14 @@ class LogFollower:
             self._closing.wait(GATHER_S)
         self._changed.clear()
         self._is_behind = True
-        found = self._read(applied)
-        self._is_behind = any(len(frames) == PAGE for frames in found.values())
+        try:
+            found = self._read(applied)
+        except (UnavailableError, RefusedError):
+            self._page = max(1, self._page // 2)
+            raise
+        self._is_behind = any(len(frames) == self._page for frames in found.values())
+        if not self._is_behind:
+            self._page = PAGE
         return found
 
     def close(self) -> None:
@@ -69,7 +78,7 @@ class LogFollower:
             commits.key, commits.range_end, commits.limit = (
                 keys.frame(applied[name].sequence + 1),
                 keys.frame(LAST),
-                PAGE,
+                self._page,
             )
         answers = iter(self._client.call("KV/Txn", request, pb.TxnResponse).responses)
         found = {}

@@ -164,6 +164,8 @@ class Etcd:
     def __init__(self, heads: dict[str, int], *, parts_of_rows: int = 0, frames: bool = True) -> None:
         self.heads = heads
         self.parts_of_rows = parts_of_rows
+        self.most_commits = 2 * PAGE
+        """Commits that etcd can send within the deadline."""
         self.calls: list[str] = []
         self._frames = frames
 
@@ -180,6 +182,8 @@ class Etcd:
             parts = self.parts_of_rows if name == "rows" else 0
             for sequence in range(first, last + 1)[: commits.request_range.limit] if self._frames else ():
                 found.kvs.add(value=encode_frame(Head(b"", sequence, 1), 0, b"%d" % sequence, parts))
+        if sum(len(each.response_range.kvs) for each in answer.responses[1::2]) > self.most_commits:
+            raise UnavailableError("deadline exceeded", applied=None)
         return answer
 
 
@@ -216,6 +220,27 @@ def test_commits_are_read_in_one_request_for_all_logs_and_one_for_each_page(monk
     applied = {"keys": POSITION._replace(sequence=7 + PAGE), "rows": POSITION._replace(sequence=8)}
     assert [*follower.next(applied, 60)] == ["keys"], "it does not wait for a change"
     assert etcd.calls == ["KV/Txn"] * 2
+
+
+def test_fewer_commits_are_read_while_a_read_of_large_ones_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    etcd = Etcd({"keys": 7 + 2 * PAGE, "rows": 7 + 2 * PAGE})
+    etcd.most_commits = PAGE // 2
+    follower = follower_of(etcd, monkeypatch)
+    applied = {"keys": POSITION, "rows": POSITION}
+    failures = 0
+    while any(position.sequence < 7 + 2 * PAGE for position in applied.values()):
+        try:
+            found = follower.next(applied, 0)
+        except UnavailableError:
+            failures += 1
+            assert failures <= 2, "half of the commits, then a quarter"
+            continue
+        applied = {name: POSITION._replace(sequence=frames[-1].sequence) for name, frames in found.items()}
+    assert failures == 2
+    etcd.most_commits = 2 * PAGE
+    assert follower.next(applied, 0) == {}
+    etcd.heads["keys"] += PAGE
+    assert len(follower.next(applied, 0)["keys"]) == PAGE, "it has all commits, so the next read is as large as usual"
 
 
 def test_a_read_after_a_change_has_the_commits_of_the_time_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
