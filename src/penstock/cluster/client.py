@@ -301,7 +301,13 @@ class EtcdClient:
         if self._login.password_file is None:
             return None
         if self._token is None:
-            request = pb.AuthenticateRequest(name=self._login.username or "", password=self._login.password() or "")
+            try:
+                password = self._login.password() or ""
+            except ConfigError as error:  # for example while the file is replaced
+                raise RefusedError(
+                    f"etcd {endpoint}: the user cannot be authenticated", why=error.what, hint=error.hint
+                ) from error
+            request = pb.AuthenticateRequest(name=self._login.username or "", password=password)
             try:
                 answer = self._unary(endpoint, "Auth/Authenticate", request, pb.AuthenticateResponse, deadline_s, None)
             except grpc.RpcError as error:

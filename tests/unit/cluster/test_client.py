@@ -214,3 +214,15 @@ def test_the_status_of_a_member_after_the_token_has_expired_and_if_only_root_may
         server.stop(None).wait()
     endpoint = f"127.0.0.1:{port}"
     assert found == (EtcdStatus(endpoint) if denied else EtcdStatus(endpoint, "3.6.1", True, 7))
+
+
+def test_a_password_file_that_is_missing_for_now_is_the_answer_of_a_call(tmp_path: Path) -> None:
+    """For example while it is replaced: no thread that calls etcd may end because of it."""
+    client = EtcdClient(["127.0.0.1:1"], Login("edge", tmp_path / "password"))
+    try:
+        (found,) = client.statuses()
+    finally:
+        client.close()
+    assert isinstance(found, RefusedError)
+    assert "cannot be authenticated" in found.what
+    assert "cannot be read" in (found.why or "")
