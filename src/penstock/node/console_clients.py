@@ -294,7 +294,7 @@ class ConsoleClients:
         self._account = account
         self._streams = 0
         self._live: dict[LiveSubscription, tuple[str, object]] = {}
-        """Open subscriptions with their readers, and the accounts of these when they were opened."""
+        """Open subscriptions with their readers, and the accounts of these before they were opened."""
 
     def end_revoked(self) -> None:
         """End the subscriptions of readers whose account has changed, after a reload."""
@@ -353,6 +353,7 @@ class ConsoleClients:
     async def _subscribe(
         self, user: str, topic_filter: str, stream: _Stream, receive: Callable[[Publish], None], reader: str
     ) -> LiveSubscription:
+        account = self._account(reader)
         async with self._limited() as stack:
             client = await stack.enter_async_context(self._connected(user, receive))
             try:
@@ -361,13 +362,18 @@ class ConsoleClients:
                 if error.needs_grant and set(topic_filter) & {"#", "+"}:
                     error.hint = f"use a narrower topic filter that the policies permit to the user; or {error.hint}"
                 raise
-            return self._opened(client, stream, stack, reader)
+            return self._opened(client, stream, stack, reader, account)
 
-    def _opened(self, client: MqttClient, stream: _Stream, stack: AsyncExitStack, reader: str) -> LiveSubscription:
+    def _opened(
+        self, client: MqttClient, stream: _Stream, stack: AsyncExitStack, reader: str, account: object
+    ) -> LiveSubscription:
+        """Return the subscription of ``reader``, whose ``account`` was this one before it was opened."""
         resources = stack.pop_all()
         subscription = LiveSubscription(client, stream, resources)
-        self._live[subscription] = reader, self._account(reader)
+        self._live[subscription] = reader, account
         resources.callback(self._live.pop, subscription)
+        if self._account(reader) != account:  # a reload meanwhile
+            subscription.revoke()
         return subscription
 
     @asynccontextmanager
@@ -394,6 +400,7 @@ class ConsoleClients:
 
         The first row of an existing key is its entry. Raises as :meth:`subscribe`.
         """
+        account = self._account(reader)
         async with self._limited() as stack:
             client = await stack.enter_async_context(self._connected(user))
             store = await stack.enter_async_context(StateStoreClient(client, reconnect=False))
@@ -403,7 +410,7 @@ class ConsoleClients:
             if observation.entry is not None:
                 stream.begin(name, observation.entry)
             stack.push_async_callback(_cancel, asyncio.create_task(stream.follow(observation)))
-            return self._opened(client, stream, stack, reader)
+            return self._opened(client, stream, stack, reader, account)
 
     async def set_key(
         self, user: str, key: bytes, value: bytes, *, version: str | None, ttl_ms: int | None, fencing_token: Hlc | None

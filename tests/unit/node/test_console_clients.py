@@ -16,6 +16,7 @@ from penstock.console.payload_schemas import NO_SCHEMAS
 from penstock.console.statestore import StateStoreViews
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.server import MqttServer
 from penstock.node import console_clients
 from penstock.node.config.mqtt import Security
 from penstock.runtime.io.network import parse_address
@@ -400,6 +401,18 @@ async def test_a_reload_ends_live_messages_and_changes_of_readers_whose_account_
             for continuing in (of_token, others):
                 assert [row["topic"] for row in await continuing.rows(1)] == ["plant/a"]
             assert (await gone.send("/messages?filter=plant/%23"))[0] == 401
+
+
+async def test_live_messages_end_whose_reader_changed_while_they_were_opened() -> None:
+    accounts = iter(["before the reload", "after it"])
+    server = MqttServer()
+    clients = console_clients.ConsoleClients(server, account=lambda _reader: next(accounts))
+    subscription = await clients.subscribe("", "a", reader="vera")
+    try:
+        assert [line async for line in subscription.lines()] == []
+    finally:
+        await subscription.close()
+        await server.close()
 
 
 async def test_the_policies_of_the_user_apply(tmp_path: Path) -> None:
