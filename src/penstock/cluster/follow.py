@@ -37,8 +37,8 @@ class LogFollower:
         self._is_behind = True
         """Whether etcd may have commits that were not read."""
         self._page = PAGE
-        """Commits of each log in a read: fewer after a failure, until all were read, because the large ones of all logs
-        may take longer than the deadline of a call."""
+        """Commits of each log in a read: half as many after a failure, because the large ones of all logs may take
+        longer than the deadline of a call, and one more after each answer."""
         self._watch = KeyWatch(client, [keys.head for keys in self._keys.values()], self._changed.set)
 
     def next(self, applied: Mapping[str, LogPosition], wait_s: float = LOOK_S) -> dict[str, list[CommitFrame]]:
@@ -60,8 +60,7 @@ class LogFollower:
             self._page = max(1, self._page // 2)
             raise
         self._is_behind = any(len(frames) == self._page for frames in found.values())
-        if not self._is_behind:
-            self._page = PAGE
+        self._page = min(PAGE, self._page + 1)
         return found
 
     def close(self) -> None:
