@@ -733,6 +733,16 @@ def test_json_has_the_microseconds_of_times(spark: SparkSession) -> None:
     assert "CASE" not in str(row_json(without_times)), "rows without times are not checked"
 
 
+def test_json_has_times_of_fields_whose_names_are_equal_or_differ_in_case(spark: SparkSession) -> None:
+    kind = "a STRUCT<at: TIMESTAMP, AT: TIMESTAMP>, b STRUCT<x: TIMESTAMP>, c STRUCT<x: TIMESTAMP>"
+    fine = NOON + timedelta(microseconds=1)
+    given = spark.createDataFrame([((NOON, fine), (NOON,), (fine,))], kind)
+    (row,) = given.select(row_json(given, ["a"]).alias("a"), row_json(given, ["b.x", "c.x"]).alias("x")).collect()
+    whole, part = "2022-03-20T12:00:00.000000Z", "2022-03-20T12:00:00.000001Z"
+    assert row["a"] == f'{{"a":{{"at":"{whole}","AT":"{part}"}}}}'
+    assert row["x"] == f'{{"x":"{whole}","x":"{part}"}}'
+
+
 @pytest.mark.parametrize("given", ["schema", "delimiter"])
 def test_a_line_of_csv_is_parsed_and_checked(spark: SparkSession, given: str) -> None:
     sep = ";" if given == "delimiter" else ","

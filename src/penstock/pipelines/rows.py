@@ -38,7 +38,7 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, TimestampNTZType, TimestampType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.spec.sources import (
@@ -280,6 +280,10 @@ def _has_microseconds(value: Column, kind: DataType) -> Column | None:
     if isinstance(kind, MapType):
         return _any_has_microseconds(sf.map_values(value), kind.valueType)
     fields = kind.fields if isinstance(kind, StructType) else []
+    if len({field.name.lower() for field in fields}) < len(fields):
+        # Spark finds fields by name, in any case: number those of equal names.
+        fields = [StructField(f"f{number}", field.dataType) for number, field in enumerate(fields)]
+        value = value.cast(StructType(fields))
     found = (_has_microseconds(value[field.name], field.dataType) for field in fields)
     conditions = [condition for condition in found if condition is not None]
     return reduce(Column.__or__, conditions) if conditions else None
