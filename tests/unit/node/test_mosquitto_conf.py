@@ -286,6 +286,8 @@ def test_anonymous_clients_are_accepted_where_mosquitto_accepts_them(
         ("connection a\nnotifications false\n", 2, "published on this node only"),
         ("connection a\nbridge_protocol_version mqttv311\n", 2, "the other broker must support"),
         ("connection a\nbridge_outgoing_retain false\n", 2, "sent as retained"),
+        ("message_size_limit 0\n", 1, "only mqtt.limits.max_packet_size"),
+        ("max_inflight_bytes 0\n", 1, "has a default"),
         ("connection a\nstart_type lazy\n", 2, "no such setting"),
         ("plugin /usr/lib/mosquitto_dynamic_security.so\n", 1, "nothing does so here"),
         ("include_dir missing\n", 1, "does not exist"),
@@ -408,7 +410,7 @@ def test_a_line_of_another_file_is_named_with_the_file(tmp_path: Path) -> None:
 def test_secrets_of_plugins_and_bridges_are_not_shown(tmp_path: Path) -> None:
     found = converted(
         tmp_path,
-        "plugin_opt_pg_dsn postgres://ann:hidden@db\nauth_opt_redis_pass hidden\nplugin_opt_jwt_secret hidden\n"
+        "plugin_opt_pg_dsn postgres://ann:hidden@db\nauth_opt_conninfo pw=hidden\nplugin_opt_jwt_secret hidden\n"
         "connection a\nbridge_psk hidden\n",
     )
     assert len(found.left_out) == 5

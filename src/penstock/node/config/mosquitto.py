@@ -128,11 +128,9 @@ _THE_SAME: Final = frozenset(
         ("bridge_outgoing_retain", "true"),
         ("bridge_protocol_version", "mqttv50"),
         ("bridge_tls_use_os_certs", "false"),
-        ("max_inflight_bytes", "0"),
         ("max_qos", "2"),
         ("maximum_qos", "2"),
         ("memory_limit", "0"),
-        ("message_size_limit", "0"),
         ("queue_qos0_messages", "false"),
         ("retain_available", "true"),
         ("round_robin", "false"),
@@ -142,8 +140,8 @@ _THE_SAME: Final = frozenset(
     }
 )
 """Options with the value that a node has always."""
-_SECRET: Final = re.compile(r"pass|pwd|secret|psk$|token|_key$|_uri$|_url$|_dsn$")
-"""Options with a password; those of plugins may have any name."""
+_SECRET: Final = re.compile(r"^(plugin|auth)_opt_|pass|secret|token|psk$")
+"""Options that may have a password."""
 _SYSTEM_AUTHORITIES: Final = "/etc/ssl/certs"
 
 _LIMITS: Final[Mapping[str, str]] = {
