@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import sys
 import tarfile
 import time
@@ -234,6 +235,8 @@ def _write_bundle(
             archive.addfile(entry, io.BytesIO(data))
     try:
         with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                os.fchmod(file.fileno(), 0o600)  # also of a file that existed
             file.write(packed.getvalue())
     except OSError as error:
         raise ConfigError(
@@ -242,4 +245,7 @@ def _write_bundle(
             why=error.strerror,
             hint="choose a file in a directory that you may write to",
         ) from error
-    note(f"{target}: {', '.join(files)}; the files name clients, topics and users, but no passwords, payloads or keys")
+    note(
+        f"{target}: {', '.join(files)}; they have no passwords and no payloads, but names of clients, topics, users "
+        "and keys, and errors may quote values"
+    )

@@ -130,6 +130,8 @@ async def test_a_bundle_has_state_and_configuration_but_no_secrets(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data, bundle = tmp_path / "data", tmp_path / "support.tar.gz"
+    bundle.write_bytes(b"an earlier one")
+    bundle.chmod(0o644)
     file = tmp_path / "penstock.yaml"
     file.write_text("data_dir: data\ntube: {admin_token: a-long-secret}\n", encoding="utf-8")
     node = Node(config(data))
@@ -155,7 +157,7 @@ async def test_a_bundle_has_state_and_configuration_but_no_secrets(
     assert "penstock_node" in texts["metrics.txt"]
     token = (data / "tube" / "admin-token").read_text(encoding="utf-8").strip()
     assert not [name for name, text in texts.items() if "a-long-secret" in text or token in text]
-    assert "no passwords, payloads or keys" in capfd.readouterr().err
+    assert "no passwords and no payloads" in capfd.readouterr().err
 
 
 async def test_an_invalid_configuration_is_a_finding(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
