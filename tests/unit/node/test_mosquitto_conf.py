@@ -407,6 +407,15 @@ def test_a_line_of_another_file_is_named_with_the_file(tmp_path: Path) -> None:
     assert f"{tmp_path / 'conf.d' / 'a.conf'}:2 names a" in found["b.conf:2"]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_bridge_without_notifications_publishes_none_on_the_other_broker(tmp_path: Path, *, before: bool) -> None:
+    lines = ["notifications false\n", "notifications_local_only false\n"]
+    lines = lines if before else lines[::-1]
+    found = converted(tmp_path, f"connection a\naddress b\ntopic c\nnotification_topic d\n{''.join(lines)}")
+    (bridge,) = found.config["bridges"]
+    assert (bridge["status_topic"], "remote_status_topic" in bridge) == ("d", False)
+
+
 def test_secrets_of_plugins_and_bridges_are_not_shown(tmp_path: Path) -> None:
     found = converted(
         tmp_path,

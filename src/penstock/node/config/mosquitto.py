@@ -194,6 +194,8 @@ class _Bridge:
     """Whether the bridge has a pre-shared key."""
     password: str | None = None
     status_topic: str = ""
+    notifies: bool = True
+    """False if the option is: the other broker gets no state of the bridge."""
     local_status: bool = False
     """True if the state is published on this node only."""
 
@@ -512,7 +514,7 @@ class _Converter:
             bridge.settings["keep_alive_s"] = int(value)
         elif option == "notifications":
             if not _flag(value):
-                bridge.local_status = True
+                bridge.notifies = False
                 raise ValueError(
                     "converted: the state is published on this node only, by default below $SYS/broker/bridge"
                 )
@@ -561,7 +563,7 @@ class _Converter:
                 section["tls"] = bridge.tls
             if bridge.status_topic:
                 section["status_topic"] = bridge.status_topic
-                if not bridge.local_status:
+                if bridge.notifies and not bridge.local_status:
                     section["remote_status_topic"] = bridge.status_topic
             self._done.config.setdefault("bridges", []).append({**section, "topics": bridge.topics})
 
