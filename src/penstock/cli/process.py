@@ -38,6 +38,8 @@ def run(args: Sequence[str], with_typer: Callable[[Sequence[str]], int]) -> int:
             print_error(PenstockError("the output could not be written", why=error.strerror, hint=hint))
         elif error.filename is not None:
             print_error(PenstockError(f"{_text(error.filename)} cannot be used", why=error.strerror))
+        elif _has_no_directory():
+            print_error(PenstockError("the working directory was removed", hint="change to a directory that exists"))
         else:
             raise
         return 1
@@ -55,6 +57,14 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - until the process ends
         elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _has_no_directory() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - no path is needed
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _text(filename: object) -> str:

@@ -427,3 +427,21 @@ def test_an_unexpected_failure_of_a_file_is_an_error_with_its_name(
     monkeypatch.setitem(cli.COMMANDS, "fails", cli.CommandEntry("penstock_fails", ""))
     status, _, err = run(capsys, "fails")
     assert (status, err) == (1, "penstock: /etc/shadow cannot be used\n  why: Permission denied\n")
+
+
+def test_a_working_directory_that_was_removed_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = types.ModuleType("penstock_place")
+    module.app = Commands()  # type: ignore[attr-defined]
+    module.app.add()(lambda: print(Path.cwd()))
+    monkeypatch.setitem(sys.modules, "penstock_place", module)
+    monkeypatch.setitem(cli.COMMANDS, "place", cli.CommandEntry("penstock_place", ""))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    status, _, err = run(capsys, "place")
+    assert (status, err) == (
+        1,
+        "penstock: the working directory was removed\n  hint: change to a directory that exists\n",
+    )
