@@ -10,7 +10,9 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.runtime.io.files import Durability
+from penstock.statestore.codec.commands import Extension
 from penstock.statestore.engine.record import Change
+from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.service import StateStoreService
 from tests.engine.statestore import FakeOutlet, ManualClock, ManualQueue, Peer, open_service
 
@@ -44,6 +46,15 @@ class Held:
 async def held(tmp_path: Path) -> AsyncIterator[Held]:
     outlet, clock, queue = FakeOutlet(), ManualClock(), ManualQueue()
     service = await open_service(tmp_path, outlet, clock, durability=Durability.DURABLE, queue=queue)
+    yield Held(service, outlet, clock, queue)
+    await service.close()
+
+
+@pytest.fixture
+async def resumes(tmp_path: Path) -> AsyncIterator[Held]:
+    outlet, clock, queue = FakeOutlet(), ManualClock(), ManualQueue()
+    options = StoreOptions(extensions=Extension.RESUME)
+    service = await open_service(tmp_path, outlet, clock, durability=Durability.DURABLE, queue=queue, options=options)
     yield Held(service, outlet, clock, queue)
     await service.close()
 
@@ -138,6 +149,20 @@ async def test_an_observer_that_went_or_stopped_finds_no_old_news(held: Held) ->
     held.queue.finish()
     left = [(d.client_id, d.publish.topic, d.payload) for d in held.outlet.taken()]
     assert left == [(None, f"clients/{name}/response", b"+OK\r\n") for name in ("a", "b")]
+
+
+async def test_an_observer_that_went_or_stopped_finds_no_missed_changes(resumes: Held) -> None:
+    held = resumes
+    held.a.send("SET k 1")
+    held.queue.finish()
+    version = held.outlet.taken()[0].version
+    held.a.send("SET k 2")
+    for peer in (held.b, held.peer("c")):
+        peer.send(f"KEYNOTIFY k AFTER {version}")
+    held.b.send("KEYNOTIFY k STOP")
+    held.service.disconnected("c")
+    held.queue.finish()
+    assert [d.client_id for d in held.outlet.taken() if d.correlation is None] == []
 
 
 async def test_after_a_failed_commit_nothing_is_acknowledged(held: Held) -> None:

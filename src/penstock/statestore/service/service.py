@@ -576,7 +576,8 @@ class StateStoreService(Service):
                 self._tracer.answered(ask, answer)
             if answer.missed is not None:
                 for change in answer.missed:
-                    self._responses.notify(message.client_id, ask.dialect, change)
+                    if self._engine.observes(message.client_id, change.key):  # see notify()
+                        self._responses.notify(message.client_id, ask.dialect, change)
 
     def _denied(self, context: Context, verb: Verb, access: Access, key: bytes) -> None:
         """Count a command that the policies do not permit."""
