@@ -91,7 +91,7 @@ class Lease:
             NoStateStoreError: the broker has no state store; raised after the timeout of a request.
             LocalProtocolError: this lease is held already.
         """
-        self._check_free()
+        self._begin()
         self._last_error = ""
         if timeout_s is not None and timeout_s <= 0:
             token = await self.try_acquire()
@@ -116,7 +116,7 @@ class Lease:
             UnavailableError: the store does not answer (within ``timeout_s`` seconds).
             LocalProtocolError: this lease is held already.
         """
-        self._check_free()
+        self._begin()
         try:
             acquired = await self._try(timeout_s)
         except (UnavailableError, asyncio.CancelledError):
@@ -216,12 +216,14 @@ class Lease:
         except UnavailableError as unreachable:
             _log.warning("lease not released name=%s: %s", as_text(self.name), unreachable.what)
 
-    def _check_free(self) -> None:
+    def _begin(self) -> None:
         if self._token is not None:
             raise LocalProtocolError(
                 f"lock {as_text(self.name)} is already held by this lease, as {as_text(self.holder)}",
                 hint="release it first, or create a Lease for each holder",
             )
+        if self._renewing is not None:
+            self._renewing.cancel()  # it may still undo the last renewal of a lost lease
 
     def _hold(self, acquired: tuple[Hlc, float]) -> Hlc:
         token, held_until = acquired
@@ -302,11 +304,11 @@ class Lease:
                             if change.operation == "DELETE":
                                 break
 
-    async def _undo_request(self) -> None:
+    async def _undo_request(self, timeout_s: float = _RETRY_S) -> None:
         """Undo a SET whose response did not arrive, or not its caller: it would hold the lock until it expires."""
         if self._requesting:
             with contextlib.suppress(PenstockError, TimeoutError):
-                async with asyncio.timeout(_RETRY_S):
+                async with asyncio.timeout(timeout_s):
                     await self._client.vdelete(self.name, self.holder, resend=True)
 
     async def _renew(self, held_until: float) -> None:
@@ -328,6 +330,7 @@ class Lease:
                     if acquired is None:
                         reason = "another client holds it"
                         break
+                    self._requesting = False
                     reason = "no renewal succeeded in time"
                     limit.reschedule(acquired[1])
         except TimeoutError:
@@ -338,6 +341,8 @@ class Lease:
         self._token = None
         self.lost_why = reason
         self.lost.set()
+        # A renewal without a response is sent after a reconnect until its message expires, in whole seconds.
+        await self._undo_request(pause_s + 2 * _RETRY_S)
 
 
 def _describe(error: UnavailableError) -> str:

@@ -240,6 +240,31 @@ async def test_a_refused_renewal_loses_the_lease(store: StateStoreClient, other:
     await lease.release()
 
 
+async def test_a_renewal_without_an_answer_does_not_hold_a_lock_that_was_lost(
+    store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_key = store.set
+
+    async def unanswered(*args: Any, **options: Any) -> None:
+        await set_key(*args, **{**options, "ttl_ms": 600_000})
+        raise UnavailableError("no answer", applied=None)
+
+    lease = Lease(store, "lock", holder="me", ttl_ms=90)
+    for again in (False, True):
+        await lease.acquire(timeout_s=60)
+        monkeypatch.setattr(store, "set", unanswered)
+        async with asyncio.timeout(60):
+            await lease.lost.wait()
+            monkeypatch.undo()
+            if again:  # this request is not undone
+                lease.ttl_ms = 600_000
+                token = await lease.acquire()
+                assert await store.get("lock") == (b"me", token)
+                await lease.release()
+            while await other.get("lock") is not None:
+                await asyncio.sleep(0.01)
+
+
 async def test_a_store_out_of_reach_loses_the_lease_within_its_time(node: StoreNode) -> None:
     """Not only once the request that renews it has gone without an answer."""
     async with StateStoreClient.connect(node.url, timeout_s=600) as store:
