@@ -103,6 +103,8 @@ _PLACES: Final = {
 }
 """Links of the first page."""
 
+_HIDDEN_SITE: Final = "the browser does not tell which site sent this request: send it by POST, or with the token"
+
 _CALLBACK = re.compile(r"[_A-Za-z0-9]{1,128}")
 
 Administer = Callable[[Mapping[str, str], Caller], Awaitable[Mapping[str, object]]]
@@ -281,16 +283,19 @@ def _administration(
         caller = await _caller(request, identify)
         if isinstance(caller, Response):
             return caller
+        hidden = bool(caller.user) and _hides_its_site(request)
         try:
-            reply = await administer(parameters, caller)
+            reply = await administer(parameters, caller._replace(role=Role.NONE) if hidden else caller)
         except StorageError as error:
             return JSONResponse(_storage_failed(error), status_code=500)
+        if reply.get("errMsg") == UNAUTHORIZED and hidden and caller.administers:
+            return JSONResponse({"result": False, "errCode": 400, "errMsg": _HIDDEN_SITE}, status_code=403)
         if reply.get("errMsg") == UNAUTHORIZED and not caller.reads:
             return _unauthorized(UNAUTHORIZED)  # browsers then prompt for name and password
         text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
         callback = parameters.get("callback", "")
         kind = "json"
-        if _CALLBACK.fullmatch(callback):
+        if _CALLBACK.fullmatch(callback) and not hidden:  # a page of another site could execute it
             text, kind = f"{callback}({text})", "javascript"
         # Half a surrogate pair cannot be encoded; the escape is that of JSON.
         return Response(text.encode(errors="backslashreplace"), media_type=f"application/{kind}")
@@ -335,6 +340,20 @@ def names_of(*addresses: Address | None, url: str | None = None) -> frozenset[st
     names = {each.host.lower() for each in addresses if each is not None}
     names |= {socket.gethostname().lower(), *([] if url is None else [urlsplit(url).hostname or ""])}
     return frozenset(names)
+
+
+def _hides_its_site(request: Request) -> bool:
+    """Whether a browser sent the request and does not tell for which site.
+
+    A page can omit Referer, browsers send Origin with forms only, and Sec-Fetch-Site not over plain HTTP. They add the
+    user's password, which they keep, to such a request too.
+    """
+    headers = request.headers
+    return (
+        request.method != "POST"
+        and headers.get("user-agent", "").startswith("Mozilla/")
+        and not any(name in headers for name in ("sec-fetch-site", "origin", "referer"))
+    )
 
 
 def _loopback(request: Request) -> bool:

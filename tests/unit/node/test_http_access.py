@@ -39,10 +39,10 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-async def ask(address: str, path: str, authorization: str = "") -> tuple[int, dict[str, str], str]:
+async def ask(address: str, path: str, authorization: str = "", extra: str = "") -> tuple[int, dict[str, str], str]:
     """One request: status, headers and body of the answer."""
     reader, writer = await asyncio.open_connection(*parse_address(address))
-    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{extra}"
     writer.write((head + (f"Authorization: {authorization}\r\n" if authorization else "") + "\r\n").encode())
     answer = (await asyncio.wait_for(reader.read(), 60)).decode()
     writer.close()
@@ -118,6 +118,28 @@ async def test_with_users_every_method_needs_credentials_on_both_listeners(tmp_p
             token = token_of(tmp_path / "data")
             assert (await answered(address, query, f"Bearer {token}"))["result"] is True
             assert (await answered(address, f"{query}&confModAuthToken={token}"))["result"] is True
+
+
+async def test_a_browser_that_hides_its_site_changes_nothing_with_the_password_that_it_keeps(tmp_path: Path) -> None:
+    """An image of another site with ``referrerpolicy="no-referrer"`` over plain HTTP."""
+    security = Security(passwords=users(tmp_path, "ann"))
+    hidden = "User-Agent: Mozilla/5.0 (X11; Linux x86_64)\r\n"
+    async with running(config(tmp_path / "data", tube=WATER, security=security)) as ready:
+        ann, token = basic("ann", "password of ann"), token_of(tmp_path / "data")
+        add = "/webapi.htm?method=admin_add_new_topic_record&topicName=air&brokerId=1&createUser=me"
+        for address, change, query in (
+            (ready.http, add, "/webapi.htm?method=admin_query_topic_info"),
+            (ready.tube_broker_http, MOVE, "/broker.htm?method=admin_query_pubinfo"),
+        ):
+            status, _, body = await ask(address, change, ann, hidden)
+            assert (status, json.loads(body)["result"], "by POST" in body) == (403, False, True)
+            assert (await ask(address, f"{query}&callback=f", ann, hidden))[2].startswith('{"result":true')
+            assert (await ask(address, f"{query}&callback=f", ann))[2].startswith('f({"result":true')
+            for extra in (hidden + "Referer: http://x/\r\n", hidden + "Sec-Fetch-Site: none\r\n"):
+                assert '"result":true' in (await ask(address, change, ann, extra))[2]
+            # TubeMQ's own page and tools have the token in the form, which no other site knows.
+            assert '"result":true' in (await ask(address, f"{change}&confModAuthToken={token}", "", hidden))[2]
+            assert '"result":true' in (await ask(address, f"{change}&confModAuthToken={token}", ann, hidden))[2]
 
 
 @pytest.mark.parametrize("open_metrics", [False, True])
