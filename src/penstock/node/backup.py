@@ -275,18 +275,23 @@ class _Backup:
 
     async def rows(self) -> AsyncGenerator[Item]:
         """The rows of all environments, and the commits meanwhile."""
+        started: dict[str, LoggedEnvironment] = {}
         for name, environment in self._source.environments.items():
             await asyncio.to_thread(environment.start_copy)
+            started[name] = environment
             for table in range(len(environment.tables)):
                 after = b""
                 while True:
                     body, after = await asyncio.to_thread(environment.copy_rows, table, after, _ROWS_BYTES)
                     for item in self.block(f"{name}/rows", body):
                         yield item
-                    commits = environment.take_copied()
-                    for item in self.block(f"{name}/commits", commits):
-                        yield item
-                    await self.pace(len(body) + len(commits))
+                    size = len(body)
+                    for other, copied in started.items():  # the commits of an earlier one do not wait for these rows
+                        commits = copied.take_copied()
+                        for item in self.block(f"{other}/commits", commits):
+                            yield item
+                        size += len(commits)
+                    await self.pace(size)
                     if not after:
                         break
 

@@ -21,6 +21,7 @@ from penstock.node.backup import Backups, BackupSource, Item, backup_items, enco
 from penstock.node.backup_directory import (
     MANIFEST,
     BackupReceiver,
+    Manifest,
     Received,
     find_backup,
     list_backups,
@@ -30,6 +31,7 @@ from penstock.node.backup_directory import (
 )
 from penstock.node.backup_encryption import Recipients
 from penstock.node.fsck import check_directory
+from penstock.runtime.io import wal
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
@@ -417,6 +419,36 @@ async def expired_before_the_point(source: BackupSource, directory: Path) -> Rec
                     storage.commit([commit])
         assert expired
         return receiver.finish()
+
+
+def test_commits_do_not_wait_for_the_rows_of_another_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = data_directory(tmp_path / "data")
+    storage = BrokerStorage(data / "tube" / "broker-1", limits=LIMITS)
+    storage.meta.commit([GroupOffset(f"group-{number}", "events", 0, 28, 1) for number in range(10)])
+    storage.close(clean=True)
+    monkeypatch.setattr(backup, "_ROWS_BYTES", 1)
+    monkeypatch.setattr(wal, "_COPIED_BYTES", 200)
+    with stopped_source(data) as source:
+        manifest, newest = asyncio.run(changed_during_later_rows(source, tmp_path / "backups"))
+    restore(manifest, tmp_path / "new")
+    assert newest > 10
+    assert len(values(tmp_path / "new")) == newest
+
+
+async def changed_during_later_rows(source: BackupSource, directory: Path) -> tuple[Manifest, int]:
+    """A backup; a key is set whenever a row of the broker's environment, which is copied last, arrives."""
+    keys = Storage(source.path / "statestore", environment=source.environments["statestore"])
+    newest = 3
+    with BackupReceiver(directory) as receiver:
+        async with aclosing(backup_items(source, receiver.have)) as items:
+            async for item in items:
+                receiver.take(item)
+                if item.header.get("file") == "tube/broker-1/meta/rows":
+                    newest += 1
+                    keys.commit([change(newest)])
+        return receiver.finish().manifest, newest
 
 
 class _Client(CommitClient[int]):
