@@ -308,6 +308,11 @@ async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path
             await page.locator("textarea[name=value]").fill('{"value": [1, 3]}')
             await page.get_by_role("button", name="Preview").click()
             await expect(page.locator("pre.difference")).to_contain_text("-     2")
+            # The button that was pressed has disappeared: the focus stays next to it.
+            await expect(page.locator("form div.action")).to_be_focused()
+            await page.get_by_role("button", name="Cancel").click()
+            await expect(page.get_by_role("button", name="Preview")).to_be_focused()
+            await page.get_by_role("button", name="Preview").click()
             async with StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
                 await store.set("plant/a", '{"value": [7]}')
                 await page.get_by_role("button", name="Set if it still has version").click()
@@ -333,6 +338,7 @@ async def test_a_key_is_changed_after_a_preview_and_has_a_history(tmp_path: Path
                 await page.get_by_role("button", name="Load it again").click()
                 await expect(page.locator("pre").first).to_contain_text("9")
                 await page.get_by_role("button", name="Delete…").click()
+                await expect(page.get_by_role("alert")).to_be_focused()
                 await page.get_by_role("button", name="Delete the key").click()
                 await expect(page.get_by_text("The key was deleted.")).to_be_visible()
                 await expect(page.get_by_text("key 'plant/a' does not exist")).to_be_visible()
@@ -431,7 +437,10 @@ async def test_a_problem_has_its_action_on_the_first_page_and_a_client_is_discon
         await expect(newest.locator("tbody tr").first).to_contain_text("a client is slow")
         await newest.get_by_role("link", name="events").click()
         await page.get_by_role("button", name="Sign out").click()
-        await expect(page.get_by_label("Password or token")).to_be_visible()
+        await page.get_by_label("Password or token").fill("wrong")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_label("Password or token")).to_have_value("")
+        await expect(page.get_by_role("button", name="Sign out")).to_have_count(0)
 
 
 async def test_offsets_are_reset_after_a_preview(node: Node) -> None:
@@ -452,6 +461,7 @@ async def test_offsets_are_reset_after_a_preview(node: Node) -> None:
         assert node.console.tube is not None
         assert (await node.console.tube.total_lag())[0] > 0
         await page.get_by_role("button", name="Reset:").click()
+        await expect(page.get_by_role("button", name="Preview")).to_be_focused()
         await expect(page.get_by_role("status")).to_contain_text("The offsets of 3 partitions were reset")
         assert (await node.console.tube.total_lag())[0] == 0
         await page.locator("details select").first.select_option("time")

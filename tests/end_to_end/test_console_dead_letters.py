@@ -160,3 +160,12 @@ async def test_letters_are_corrected_redriven_and_discarded(
         await page.get_by_role("button", name="Discard: 1 letter").click()
         await expect(page.get_by_role("status")).to_contain_text("1 letter was discarded")
         await expect(letters).to_have_count(0)
+        await page.get_by_role("button", name="Delete closed letters…").click()
+        await expect(page.get_by_role("alert")).to_contain_text("No letter would be deleted")  # in the last 30 days
+        await page.get_by_label("older than").fill("0")
+        await expect(page.get_by_role("alert")).to_have_count(0)  # the preview of other days
+        await page.get_by_role("button", name="Delete closed letters…").click()
+        await expect(page.get_by_role("alert")).to_contain_text("2 letters would be deleted. They cannot be restored.")
+        await page.get_by_role("button", name="Delete closed letters: 2 letters").click()
+        await expect(page.get_by_role("status")).to_contain_text("2 letters were deleted")
+        await expect(page.get_by_text("There are no dead letters.")).to_be_visible()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock.cli.backup import ByteProgress, IdentityFile, shown_time
 from penstock.cli.options import Commands, Json, local_data_dir
-from penstock.cli.output import escape, print_json, shown_bytes
+from penstock.cli.output import escape, fold, print_json, shown_bytes
 from penstock.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = Commands()
+
+_BACKUP_HINT: Final = "restore another backup, and make a new one: `penstock backup DIR`"
+_DATA_HINT: Final = (
+    "copy the directory, and restore a backup to a new one: `penstock restore BACKUP DIR`; without a backup see "
+    "`penstock tube broker fsck DIR --repair`, which repairs the files of a broker (tube/broker-N)"
+)
 
 
 @app.add(
@@ -85,6 +91,8 @@ def _check_backup(backup: Path, identities: Sequence[Identity], *, as_json: bool
     state = "damaged" if damaged else f"intact, {shown_bytes(size or 0)}{', encrypted' if encrypted else ''}"
     sys.stdout.write(f"{escape(str(backup))}: {state}\n")
     sys.stdout.writelines(f"  {escape(problem)}\n" for problem in problems)
+    if damaged:
+        sys.stdout.write(fold("  hint: ", _BACKUP_HINT) + "\n")
     return not problems
 
 
@@ -115,4 +123,6 @@ def _check_data(directory: Path, *, as_json: bool) -> bool:
     )
     for problem in found.problems:
         sys.stdout.write(f"  {'damaged' if problem.damaged else 'note'}: {escape(problem.path)}: {problem.text}\n")
+    if not found.ok:
+        sys.stdout.write(fold("  hint: ", _DATA_HINT) + "\n")
     return found.ok

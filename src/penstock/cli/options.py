@@ -9,14 +9,14 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict, TypeVar
 
 from penstock.cli.context_file import defaults, read_contexts
 from penstock.cli.declarations import Commands, Option, shared_options
-from penstock.cli.output import note, print_error, unless_standard
+from penstock.cli.output import note, print_error, repainted, unless_standard
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -248,7 +248,8 @@ def confirmed(question: str) -> bool:
 def repeat(look: Callable[[], T], show: Callable[[T], None], every_s: float | None, *, as_json: bool) -> None:
     """Show the result of ``look``: once, or every ``every_s`` seconds with the current time until Ctrl-C.
 
-    While watching, errors are printed to standard error and the next attempt follows.
+    While watching, errors are printed to standard error and the next attempt follows. On a terminal, each output
+    replaces the one before.
 
     Raises:
         ConfigError: the command is wrong, so repeating it cannot help.
@@ -257,26 +258,31 @@ def repeat(look: Callable[[], T], show: Callable[[T], None], every_s: float | No
     if every_s is None:
         show(look())
         return
-    between = ""
-    try:
-        while True:
-            try:
-                found = look()
-            except ConfigError:
-                raise
-            except PenstockError as error:
-                print_error(error)
-            else:
-                if not as_json:
-                    from datetime import datetime
+    in_place = not as_json and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    shown = 0
 
-                    sys.stdout.write(f"{between}{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
-                    sys.stdout.flush()
-                    between = "\n"
-                show(found)
+    def attempt() -> None:
+        nonlocal shown
+        try:
+            found = look()
+        except ConfigError:
+            raise
+        except PenstockError as error:
+            print_error(error)
+            return
+        if not as_json:
+            from datetime import datetime
+
+            between = "\n" if shown and not in_place else ""
+            sys.stdout.write(f"{between}{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
+            sys.stdout.flush()
+        shown += 1
+        show(found)
+
+    with suppress(KeyboardInterrupt), repainted() if in_place else nullcontext(lambda show: show()) as paint:
+        while True:
+            paint(attempt)
             time.sleep(every_s)
-    except KeyboardInterrupt:
-        return
 
 
 DEFAULT = "mqtt://127.0.0.1:1883"

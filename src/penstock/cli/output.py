@@ -7,13 +7,14 @@ escaped.
 from __future__ import annotations
 
 import base64
+import io
 import itertools
 import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TextIO
@@ -38,6 +39,7 @@ __all__ = [
     "print_raw",
     "print_reason",
     "print_table",
+    "repainted",
     "set_json_errors",
     "shown",
     "shown_bytes",
@@ -336,6 +338,46 @@ class LiveTable:
         from rich.text import Text
 
         self._console.print(Text(text, style))
+
+
+class _TerminalText(io.StringIO):
+    """Text for a terminal: it is folded and coloured as if it was printed there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def repainted() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Yield a function that calls its argument and fills the window of the terminal with the text that this prints.
+
+    The last line counts the lines that do not fit. At the end the terminal is as before, followed by the last text.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    text = ""
+    live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+    def paint(show: Callable[[], None]) -> None:
+        nonlocal text
+        with redirect_stdout(_TerminalText()) as out, redirect_stderr(out):
+            show()
+        text = out.getvalue()
+        lines = text.rstrip("\n").split("\n")
+        if (hidden := len(lines) - console.height) > 0:
+            lines[console.height - 1 :] = [f"... {hidden + 1} more lines: enlarge the window"]
+        frame = Text("\n", no_wrap=True, overflow="ellipsis").join(map(Text.from_ansi, lines))
+        live.update(frame, refresh=True)
+
+    try:
+        with live:
+            yield paint
+    finally:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 _json_errors = False

@@ -146,14 +146,18 @@ def _banner(ready: ReadyNode, *, users: bool) -> None:
     bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
     url = ready.listeners.get("mqtt", f"mqtt://{ready.mqtt}")
     broker = "" if url == "mqtt://127.0.0.1:1883" else f" --broker {url}"
+    if url.startswith(("mqtts:", "wss:")):
+        broker += " --ca-file FILE"
     aio = ""
     if "aio" in ready.listeners:
         where = "" if ready.data_dir == str(DATA_DIR.absolute()) else f" --data-dir {shlex.quote(ready.data_dir)}"
         aio = f"  penstock aio env{where} --client-id my-app    # variables for an application\n"
     master = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
     web = "" if ready.http == "127.0.0.1:8080" else f" --http {ready.http}"
+    watched = "penstock status, penstock top"
     if ready.http_tls:
-        web = f" --http https://{ready.http}"
+        web = f" --http https://{ready.http} --ca-file FILE"
+        watched = "penstock status or top, with --ca-file FILE"
     listeners = "\n                  ".join(ready.listeners.values()) or f"mqtt://{ready.mqtt}"
     secured = ""
     if ready.tube_master_tls is not None:
@@ -170,7 +174,7 @@ def _banner(ready: ReadyNode, *, users: bool) -> None:
   MQTT 5          {listeners}
   TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}{secured}
   console         {ready.http_url or f"{page}://{ready.http}/"}
-                  (in a terminal: penstock status, penstock top)
+                  (in a terminal: {watched})
   administration  {page}://{ready.http}/webapi.htm (master)
                   {broker_page}://{ready.tube_broker_http}/broker.htm (broker)
                   token in {escape(token)}

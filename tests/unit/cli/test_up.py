@@ -123,6 +123,13 @@ def test_the_banner_lists_addresses_and_example_commands(node: Node, penstock: C
     assert "  console         https://console.plant.example/\n" in penstock("up").out
     node.ready = replace(DEFAULTS, listeners={"mqtt": "mqtt://a:1", "aio": "mqtts://a:2"})
     assert "  penstock aio env --data-dir /d --client-id my-app " in penstock("up").out
+    node.ready = replace(DEFAULTS, listeners={"mqtt": "mqtts://a:1"}, http_tls=True)
+    out = penstock("up").out
+    assert "(in a terminal: penstock status or top, with --ca-file FILE)\n" in out
+    assert "  penstock kv set --broker mqtts://a:1 --ca-file FILE greeting hello\n" in out
+    assert "  penstock tube topic create --http https://127.0.0.1:8080 --ca-file FILE events\n" in out
+    assert "  penstock tube consume events\n" in out
+    assert max(map(len, out.splitlines())) <= 80
     assert (
         "Try in another terminal (add --username NAME --password-file FILE):\n"
         in penstock("up", "--passwords", "users").out

@@ -1,6 +1,6 @@
 // Keys of the state store: a list, a page for one key with its value and history, forms that write, and live changes.
 import { useContext, useMemo, useState } from "preact/hooks";
-import { age, bytes, clock, Failure, html, indented, link, request, Session, usePoll } from "./lib.js";
+import { age, bytes, clock, Failure, html, indented, link, request, Session, useFocusAfter, usePoll } from "./lib.js";
 import { Live } from "./live.js";
 import { start } from "./messages.js";
 import { Facts, List } from "./table.js";
@@ -125,6 +125,7 @@ function Edit({ name, encoding, data, draft, changed }) {
   const [{ error, refused }, set] = useState({ error: null, refused: null });
   const fail = (problem, entered = null) => set({ error: problem, refused: entered });
   const [plan, show] = useState(null);
+  const place = useFocusAfter(plan === null);
   const submit = (event) => {
     event.preventDefault();
     const form = new FormData(event.target);
@@ -144,7 +145,7 @@ function Edit({ name, encoding, data, draft, changed }) {
     <div class="filters"><label>Expires after (s), empty: never<input name="seconds" type="number" min="0.001" step="any" defaultValue=${draft?.seconds ?? data.expires_in_s ?? ""} /></label>
       <label>Fencing token<input name="token" defaultValue=${draft?.token ?? data.fencing_token ?? ""} spellcheck=${false} /></label></div>
     ${error && html`<${Refused} error=${error} changed=${changed} draft=${refused} />`}
-    ${plan === null ? html`<button class="secondary">Preview</button>` : html`<div class="action">
+    ${plan === null ? html`<button class="secondary" ref=${place}>Preview</button>` : html`<div class="action" tabindex="-1" ref=${place}>
       <p role="alert">${plan.value === data.value ? "The value stays the same." : "The value changes as follows."} ${plan.seconds ? `The key expires after ${age(Number(plan.seconds))}.` : "The key does not expire."} All observers of the key are notified.</p>
       ${plan.value !== data.value && html`<${Difference} before=${shown(data.value)} after=${shown(plan.value)} />`}
       <button type="button" onClick=${send}>Set if it still has version ${data.version}</button> <button type="button" class="secondary" onClick=${() => show(null)}>Cancel</button></div>`}
@@ -154,12 +155,13 @@ function Edit({ name, encoding, data, draft, changed }) {
 function Delete({ name, title, encoding, data, changed }) {
   const [asked, ask] = useState(false);
   const [error, fail] = useState(null);
+  const place = useFocusAfter(asked);
   const send = () => request(`keys/${encodeURIComponent(name)}`, { encoding, version: data.version, fencing_token: data.fencing_token }, "DELETE")
     .then(() => changed("The key was deleted."), (problem) => { ask(false); fail(problem); });
   return html`<div class="action">${error && html`<${Refused} error=${error} changed=${changed} />`}
-    ${asked ? html`<p role="alert">Delete <code>${title}</code> if it still has version ${data.version}? Its value is lost.</p>
+    ${asked ? html`<p role="alert" tabindex="-1" ref=${place}>Delete <code>${title}</code> if it still has version ${data.version}? Its value is lost.</p>
       <button onClick=${send}>Delete the key</button> <button class="secondary" onClick=${() => ask(false)}>Cancel</button>`
-      : html`<button class="secondary" onClick=${() => ask(true)}>Delete…</button>`}</div>`;
+      : html`<button class="secondary" ref=${place} onClick=${() => ask(true)}>Delete…</button>`}</div>`;
 }
 
 function NewKey() {

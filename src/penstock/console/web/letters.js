@@ -1,6 +1,6 @@
 // Dead letters of a pipeline: groups by step and reason, the records, and what can be done with them after a preview.
 import { useState } from "preact/hooks";
-import { clock, counted, Failure, html, link, number, request, usePoll } from "./lib.js";
+import { clock, counted, Failure, html, link, number, request, useFocusAfter, usePoll } from "./lib.js";
 import { Value } from "./records.js";
 import { Facts, Plain } from "./table.js";
 
@@ -97,6 +97,7 @@ function Actions({ path, selection, actions, changed }) {
   const [error, fail] = useState(null);
   const [busy, wait] = useState(false);
   const [days, choose] = useState("30");
+  const place = useFocusAfter(`${busy} ${plan?.verb}`);
   const send = (verb, dryRun) => {
     wait(true);
     const parameters = verb === "purge" ? { older_than: `${days}d` } : selection;
@@ -106,7 +107,7 @@ function Actions({ path, selection, actions, changed }) {
       if (!dryRun) changed([`${letters(found.letters)} ${found.letters === 1 ? "was" : "were"} ${DONE[verb]}.`, ...found.notes].join(" "));
     }, (problem) => { show(null); fail(problem); }).finally(() => wait(false));
   };
-  return html`<div class="action" aria-busy=${busy}>
+  return html`<div class="action" aria-busy=${busy} tabindex="-1" ref=${place}>
     <p class="pages">${actions.map(([verb, text]) => html`<button class="secondary" disabled=${busy} onClick=${() => send(verb, true)}>${text}…</button>`)}
       ${actions.some(([verb]) => verb === "purge") && html`<label class="days">older than <input type="number" min="0" max="36500" value=${days} onInput=${(event) => { choose(event.target.value); show(null); }} /> days</label>`}</p>
     ${error && html`<${Failure} error=${error} />`}

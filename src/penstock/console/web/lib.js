@@ -113,6 +113,20 @@ export function usePoll(path, parameters = {}, every = 2000) {
   return state.key === key ? state : { data: null, error: null, earlier: state.list === list ? state.data : null };
 }
 
+/**
+ * A ref whose element gets the focus when `state` changes and the button that was pressed has disappeared, or was disabled:
+ * otherwise the keyboard and a screen reader begin at the top of the page.
+ */
+export function useFocusAfter(state) {
+  const place = useRef(null);
+  const before = useRef(state);
+  useEffect(() => {
+    if (before.current !== state && document.activeElement === document.body) place.current?.focus({ preventScroll: true });
+    before.current = state;
+  }, [state]);
+  return place;
+}
+
 /** The route: `#/clients/ID?sort=-queued` has the page `clients`, the name `ID` and the parameters. */
 export function parseRoute(hash) {
   const text = hash.replace(/^#?\/?/, "");

@@ -81,7 +81,7 @@ function App() {
       <ul class="tabs">${TABS.map(([page, title]) => html`<li><a href=${link(page)} aria-current=${page === tab ? "page" : undefined}>${title}</a></li>`)}</ul>
       <ul><li><button class="plain" onClick=${() => showHelp(true)} aria-label="Keyboard shortcuts">?</button></li>
         ${who !== null && who.credential !== "none" && html`<li class="dim">${who.user || "token"}, ${who.role}</li>`}
-        ${credentials.get() && html`<li><button class="plain" onClick=${() => session.login("")}>Sign out</button></li>`}</ul>
+        ${who !== null && credentials.get() && html`<li><button class="plain" onClick=${() => session.login("")}>Sign out</button></li>`}</ul>
     </nav></header>
     <main id="main" class="container-fluid" tabindex="-1" ref=${main}>
       <${Guard} route=${route}>${View === undefined ? html`<h1>There is no page ${route.page}</h1><p><a href=${link("overview")}>Overview</a></p>`

@@ -1,6 +1,6 @@
 // Live MQTT messages by topic filter, and a form to publish one.
 import { useContext, useState } from "preact/hooks";
-import { ApiError, bytes, clock, Failure, html, link, number, request, Session } from "./lib.js";
+import { ApiError, bytes, clock, Failure, html, link, number, request, Session, useFocusAfter } from "./lib.js";
 import { Live } from "./live.js";
 import { base64, hexdump, octets, pretty, SCHEMAS } from "./records.js";
 import { Facts } from "./table.js";
@@ -70,6 +70,7 @@ function Publish({ topic }) {
   const [error, fail] = useState(null);
   const [done, finish] = useState(null);
   const [asked, ask] = useState(null);
+  const place = useFocusAfter(asked === null);
   const send = ([parameters, payload]) => request("messages", parameters, "POST", undefined, payload)
     .then((found) => { fail(null); finish(found); ask(null); }, (problem) => { fail(problem); finish(null); ask(null); });
   const submit = (event) => {
@@ -97,7 +98,7 @@ function Publish({ topic }) {
     <label>User Properties, one NAME=VALUE per line<textarea name="user_properties" rows="2" spellcheck=${false}></textarea></label>
     ${error && html`<${Failure} error=${error} />`}
     ${done && html`<p role="status">Published to ${done.topic}: ${bytes(done.bytes)}, QoS ${done.qos}${done.retain ? ", retained" : ""}.</p>`}
-    ${asked === null ? html`<button>Publish</button>` : html`<div class="action"><p role="alert">${asked[1].length === 0 ? "The retained message of this topic is deleted." : "The message stays in the broker, and replaces the retained message of this topic."}</p>
+    ${asked === null ? html`<button ref=${place}>Publish</button>` : html`<div class="action" tabindex="-1" ref=${place}><p role="alert">${asked[1].length === 0 ? "The retained message of this topic is deleted." : "The message stays in the broker, and replaces the retained message of this topic."}</p>
       <button type="button" onClick=${() => send(asked)}>Publish retained</button> <button type="button" class="secondary" onClick=${() => ask(null)}>Cancel</button></div>`}
   </form></details>`;
 }

@@ -1,6 +1,6 @@
 // Clients, topics, consumer groups, events, audit trail: a list, and a page for one row.
 import { useContext, useState } from "preact/hooks";
-import { age, bytes, clock, counted, Failure, html, lag, link, number, oldest, rate, request, retention, Session, usePoll } from "./lib.js";
+import { age, bytes, clock, counted, Failure, html, lag, link, number, oldest, rate, request, retention, Session, useFocusAfter, usePoll } from "./lib.js";
 import { Facts, List, Plain } from "./table.js";
 
 export function Clients({ route }) {
@@ -51,13 +51,14 @@ function Client({ name }) {
 function Disconnect({ client }) {
   const [asked, ask] = useState(null);
   const [error, fail] = useState(null);
+  const place = useFocusAfter(asked === null);
   const { operates } = useContext(Session);
   const send = (dryRun) => request(`clients/${encodeURIComponent(client.client_id)}`, { dry_run: dryRun ? "1" : "" }, "DELETE")
     .then((found) => { fail(null); ask(dryRun ? found : null); }, fail);
   if (!client.connected || !operates) return null;
   return html`<div class="action">
-    ${asked === null ? html`<button class="secondary" onClick=${() => send(true)}>Disconnect…</button>` : html`
-      <p role="alert">Disconnect <b>${client.client_id}</b>? ${asked.client.persistent
+    ${asked === null ? html`<button class="secondary" ref=${place} onClick=${() => send(true)}>Disconnect…</button>` : html`
+      <p role="alert" tabindex="-1" ref=${place}>Disconnect <b>${client.client_id}</b>? ${asked.client.persistent
         ? `Its session stays; ${counted(asked.client.queued, "message")} ${asked.client.queued === 1 ? "is" : "are"} queued.`
         : `Its session ends: ${counted(asked.client.queued + asked.client.inflight, "message")} for it will be lost.`} Most clients connect again.</p>
       <button onClick=${() => send(false)}>Disconnect</button> <button class="secondary" onClick=${() => ask(null)}>Cancel</button>`}
@@ -172,6 +173,7 @@ function Reset({ group, partitions }) {
   const [error, fail] = useState(null);
   const [kind, choose] = useState("earliest");
   const [only, limit] = useState({});
+  const place = useFocusAfter(plan);
   const send = (to, where, digest = null) => request(`groups/${encodeURIComponent(group)}/reset`, { to, ...where, digest, dry_run: digest === null ? "1" : "" }, "POST")
     .then((found) => { fail(null); show(found.dry_run ? found : null); finish(found.dry_run ? null : found); }, (problem) => { show(null); fail(problem); });
   const preview = (event) => {
@@ -197,7 +199,7 @@ function Reset({ group, partitions }) {
       ${kind === "offset" && html`<label>Offset<input type="number" name="offset" required min="0" step="28" /></label>`}
       <label>Partition<select name="place">${kind !== "offset" && html`<option value="">all</option>`}
         ${partitions.map((row) => html`<option value=${`${row.topic}/${row.partition}`}>${row.topic}, ${row.partition}</option>`)}</select></label>
-      <button class="secondary">Preview</button>
+      <button class="secondary" ref=${place}>Preview</button>
     </form>
     ${error && html`<${Failure} error=${error} />`}
     ${done && html`<p role="status">The offsets of ${counted(done.partitions, "partition")} were reset: ${words(done)}.</p>`}
