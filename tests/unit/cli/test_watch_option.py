@@ -62,7 +62,7 @@ def test_on_a_terminal_the_output_is_cut_at_the_window_and_its_first_line_stays(
 ) -> None:
     terminal = use_terminal(monkeypatch, "xterm-256color")
     frames: list[str] = []
-    answers: Iterator[int | Exception] = iter([9, 2, UnavailableError("away", hint="wait"), KeyboardInterrupt()])
+    answers: Iterator[int | BaseException] = iter([9, 2, UnavailableError("away", hint="wait"), KeyboardInterrupt()])
 
     def pause(_seconds: float) -> None:
         frames.append(terminal.getvalue())
