@@ -66,7 +66,7 @@ def env(
     """
     from penstock.mqtt.url import parse_broker_url
     from penstock.node.config.profiles import AIO_LISTENER, AioFiles
-    from penstock.node.data_dir import running_node
+    from penstock.node.data_dir import running_node, why_unused
 
     node = running_node(data_dir)
     listener = None if node is None else node.get("listeners", {}).get(AIO_LISTENER)
@@ -74,7 +74,7 @@ def env(
         raise UnavailableError(
             f"no node with the profile aio runs in the data directory {data_dir}",
             applied=False,
-            why="the directory is not in use by a node" if node is None else "the node has no listener 'aio'",
+            why=why_unused(data_dir) if node is None else "the node has no listener 'aio'",
             hint=f"start one: penstock up --profile aio --data-dir {shlex.quote(str(data_dir))}",
         )
     url = parse_broker_url(listener)

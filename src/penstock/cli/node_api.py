@@ -101,7 +101,7 @@ class NodeOptions:
         Raises:
             ConfigError: an option or a file of credentials cannot be used.
         """
-        from penstock.node.data_dir import running_broker, running_node
+        from penstock.node.data_dir import running_broker, running_node, why_unused
         from penstock.runtime.io.network import parse_address
         from penstock.runtime.io.tls import Login, TlsOptions
         from penstock.tube.master.admin_token import read_token
@@ -114,7 +114,7 @@ class NodeOptions:
             raise UnavailableError(
                 f"no node runs in the data directory {self.data_dir}",
                 applied=False,
-                why="the directory is not in use by a node" if self.data_dir.is_dir() else "it does not exist",
+                why=why_unused(self.data_dir),
                 hint=f"start the node: penstock up --data-dir {self.data_dir}; or set its address: --http HOST:PORT",
             )
         if address is None and found is not None:

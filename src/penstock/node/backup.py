@@ -39,7 +39,7 @@ from zlib import crc32
 import penstock
 from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt import storage as mqtt_storage
-from penstock.node.data_dir import ADDRESSES, FORMAT, DataDirectory
+from penstock.node.data_dir import ADDRESSES, FORMAT, DataDirectory, why_unused
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.commit_log import LogPosition
 from penstock.runtime.io.commit_queue import CommitQueue
@@ -540,7 +540,7 @@ def locked_directory(path: Path) -> Iterator[Path]:
         raise StorageError(
             f"{path} is not a data directory of penstock",
             path=str(path),
-            why="it has neither format.json nor tube" if path.is_dir() else "it does not exist",
+            why="it has neither format.json nor tube" if path.is_dir() else why_unused(path),
             hint="set the data directory of a node, by default ./penstock-data",
         )
     with ExitStack() as parts:

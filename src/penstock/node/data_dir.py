@@ -26,6 +26,7 @@ __all__ = [
     "is_in_use",
     "running_broker",
     "running_node",
+    "why_unused",
     "withdraw",
 ]
 
@@ -191,6 +192,13 @@ class DataDirectory:
             replace_file(self._format, json.dumps(content).encode(), mode=0o666)
         except OSError as error:
             raise unusable(self.path, error, _NAME) from error
+
+
+def why_unused(path: Path) -> str:
+    """Return the reason that no node runs in ``path``: it does not exist, is a file, or is not in use."""
+    if path.is_dir():
+        return "the directory is not in use by a node"
+    return "it is a file" if path.exists() else "it does not exist"
 
 
 def running_node(path: Path) -> dict[str, Any] | None:

@@ -25,3 +25,16 @@ def test_damage_has_the_next_command(tmp_path: Path, penstock: Command) -> None:
     assert damaged.out.splitlines()[-1].startswith("  hint: restore another backup, and make a new one: ")
     damaged = penstock("fsck", str(backups), "--json")
     assert (damaged.status, json.loads(damaged.out)["ok"]) == (1, False)
+
+
+def test_a_file_and_a_missing_directory_are_named_as_such(tmp_path: Path, penstock: Command) -> None:
+    file, missing = tmp_path / "file", tmp_path / "missing"
+    file.touch()
+    for path, reason in ((file, "it is a file"), (missing, "it does not exist")):
+        for command in (
+            ("fsck", str(path)),
+            ("aio", "env", "--data-dir", str(path)),
+            ("status", "--data-dir", str(path)),
+        ):
+            done = penstock(*command)
+            assert (done.status, f"\n  why: {reason}\n" in done.err) == (1, True), done.err

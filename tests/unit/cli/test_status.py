@@ -103,7 +103,7 @@ async def test_the_problems_of_a_cluster_are_shown(tmp_path: Path, capfd: pytest
     finally:
         await node.close()
     healthy, unprotected, unknown = shown
-    assert "cluster" not in healthy
+    assert " cluster: " not in healthy
     assert "warning cluster: no standby can take over\n  why: " in unprotected
     assert "warning cluster: the state of the cluster is not known\n  why: " in unknown
     assert "etcd does not answer" in unknown
