@@ -31,7 +31,6 @@ from penstock.node.backup_directory import (
 )
 from penstock.node.backup_encryption import Recipients
 from penstock.node.fsck import check_directory
-from penstock.runtime.io import wal
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
@@ -429,26 +428,31 @@ def test_commits_do_not_wait_for_the_rows_of_another_environment(
     storage.meta.commit([GroupOffset(f"group-{number}", "events", 0, 28, 1) for number in range(10)])
     storage.close(clean=True)
     monkeypatch.setattr(backup, "_ROWS_BYTES", 1)
-    monkeypatch.setattr(wal, "_COPIED_BYTES", 200)
     with stopped_source(data) as source:
-        manifest, newest = asyncio.run(changed_during_later_rows(source, tmp_path / "backups"))
+        manifest, newest, files = asyncio.run(changed_during_later_rows(source, tmp_path / "backups"))
+    rows, commits = "tube/broker-1/meta/rows", "statestore/commits"
+    last = len(files) - files[::-1].index(rows)
+    assert files[files.index(rows) : last].count(commits) > 5, "they wait in memory, which is limited"
     restore(manifest, tmp_path / "new")
     assert newest > 10
     assert len(values(tmp_path / "new")) == newest
 
 
-async def changed_during_later_rows(source: BackupSource, directory: Path) -> tuple[Manifest, int]:
-    """A backup; a key is set whenever a row of the broker's environment, which is copied last, arrives."""
+async def changed_during_later_rows(source: BackupSource, directory: Path) -> tuple[Manifest, int, list[str]]:
+    """A backup, the number of keys, and the files of its items in their order; a key is set whenever a row of the
+    broker's environment, which is copied last, arrives."""
     keys = Storage(source.path / "statestore", environment=source.environments["statestore"])
     newest = 3
+    files = []
     with BackupReceiver(directory) as receiver:
         async with aclosing(backup_items(source, receiver.have)) as items:
             async for item in items:
                 receiver.take(item)
+                files.append(str(item.header.get("file")))
                 if item.header.get("file") == "tube/broker-1/meta/rows":
                     newest += 1
                     keys.commit([change(newest)])
-        return receiver.finish().manifest, newest
+        return receiver.finish().manifest, newest, files
 
 
 class _Client(CommitClient[int]):
