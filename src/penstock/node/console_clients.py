@@ -334,7 +334,7 @@ class ConsoleClients:
         async with self._connected(user) as client:
             return await client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
 
-    async def subscribe(self, user: str, topic_filter: str, text: str = "", *, reader: str = "") -> LiveSubscription:
+    async def subscribe(self, user: str, topic_filter: str, text: str = "", *, reader: str) -> LiveSubscription:
         """Subscribe to messages that contain ``text`` in topic or payload; close the subscription when done.
 
         ``reader``: the user to whom the messages are sent, "" for the administration token.
@@ -345,7 +345,7 @@ class ConsoleClients:
         messages = _Messages(text.casefold(), self.schemas)
         return await self._subscribe(user, topic_filter, messages, messages.receive, reader)
 
-    async def subscribe_topics(self, user: str, topic_filter: str, *, reader: str = "") -> LiveSubscription:
+    async def subscribe_topics(self, user: str, topic_filter: str, *, reader: str) -> LiveSubscription:
         """Like :meth:`subscribe`, with counts of messages by topic instead of the messages."""
         counts = _TopicCounts(self.schemas)
         return await self._subscribe(user, topic_filter, counts, counts.receive, reader)
@@ -394,7 +394,7 @@ class ConsoleClients:
     # Keys
 
     async def watch(
-        self, user: str, name: bytes, records: _Records, *, prefix: bool, reader: str = ""
+        self, user: str, name: bytes, records: _Records, *, prefix: bool, reader: str
     ) -> LiveSubscription:
         """Observe a key, or all keys with a prefix (extension ``prefix-observe``); close the observation when done.
 
