@@ -393,9 +393,7 @@ class ConsoleClients:
 
     # Keys
 
-    async def watch(
-        self, user: str, name: bytes, records: _Records, *, prefix: bool, reader: str
-    ) -> LiveSubscription:
+    async def watch(self, user: str, name: bytes, records: _Records, *, prefix: bool, reader: str) -> LiveSubscription:
         """Observe a key, or all keys with a prefix (extension ``prefix-observe``); close the observation when done.
 
         The first row of an existing key is its entry. Raises as :meth:`subscribe`.
