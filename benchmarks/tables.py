@@ -39,11 +39,11 @@ MEMORY: Final = """## Memory after a peak
 
 A node that becomes idle returns free memory. Some of a peak stays, and a second peak of the same size reuses it. It is
 not in use: after 10,000 clients, and after 300,000 keys that expired, Python's objects and the C library's blocks were
-within 2 MB of those before. It is fragmented: Python's allocator returns a block of 1 MiB when its last object is freed,
-and the few objects that live on are distributed over many blocks. With `PYTHONMALLOC=malloc` in the environment of the
-node, the C library allocates these objects, too, and returns each free page. A SET then takes 5.1 instead of 4.6 µs of
-processor time, without the kernel's part. Resident without files, in memory mode (Python 3.11, compiled core, one run
-of two rounds for each row, on two busy cores):
+within 2 MB of those before. It is fragmented: Python's allocator returns a block of 1 MiB when its last object is
+freed, and the few objects that live on are distributed over many blocks. With `PYTHONMALLOC=malloc` in the environment
+of the node, the C library allocates these objects, too, and returns each free page. A SET then takes 5.1 instead of
+4.6 µs of processor time, without the kernel's part. Resident without files, in memory mode (Python 3.11, compiled core,
+one run of two rounds for each row, on two busy cores):
 
 | load | allocator | before | at the peak | 30 s after it | second peak | 30 s after it |
 | --- | --- | ---: | ---: | ---: | ---: | ---: |
