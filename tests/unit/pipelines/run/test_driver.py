@@ -16,9 +16,9 @@ from penstock.errors import ConfigError
 from penstock.pipelines.run import driver, errors
 from penstock.pipelines.sinks import one_pass
 
-LATER = (
+FAST_START = (
     "-XX:Tier4InvocationThreshold=20000 -XX:Tier4MinInvocationThreshold=2400 "
-    "-XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=160000"
+    "-XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=160000 -XX:MetaspaceSize=160m"
 )
 SHOWS_BLOCKED = "import signal; print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
 
@@ -48,14 +48,14 @@ def test_child_processes_do_not_receive_sigterm_and_the_driver_receives_it_after
 @pytest.mark.parametrize(
     ("master", "given", "expected"),
     [
-        ("local[2]", {}, f"{LATER} -Xrs"),
-        ("local[2]", {"spark.driver.extraJavaOptions": "-Dx=1"}, f"{LATER} -Dx=1 -Xrs"),
+        ("local[2]", {}, f"{FAST_START} -Xrs"),
+        ("local[2]", {"spark.driver.extraJavaOptions": "-Dx=1"}, f"{FAST_START} -Dx=1 -Xrs"),
         ("spark://10.0.0.1:7077", {}, "-Xrs"),
         ("spark://10.0.0.1:7077", {"spark.driver.extraJavaOptions": "-Dx=1"}, "-Dx=1 -Xrs"),
         ("submitted", {}, None),
     ],
 )
-def test_java_leaves_the_signals_alone_and_compiles_later_unless_it_was_there_before_us(
+def test_java_leaves_the_signals_alone_and_starts_fast_unless_it_was_there_before_us(
     master: str, given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: dict[str, str] = {}
