@@ -43,6 +43,11 @@ TEXTS = (
         "commits have been waiting for etcd for",
         "`commits have been waiting for etcd for … s`",
     ),
+    (
+        "mqtt/bridge.py",
+        "bridges of another node are not configured on this one: ",
+        "`bridges of another node are not configured on this one: …`",
+    ),
     ("console/cluster.py", "etcd {member.endpoint} does not answer", "`etcd … does not answer`"),
     ("console/cluster.py", "uses {member.used_bytes} of {member.quota_bytes} bytes", "`etcd … uses … of … bytes`"),
     ("console/cluster.py", "etcd reports {", "`etcd reports …`"),
@@ -71,6 +76,7 @@ def test_every_part_that_reports_is_on_the_page() -> None:
     ], "a new warning belongs into TEXTS and on the page"
     assert sorted(re.findall(r'self\._warnings\.append\(\("(\w+)"', node)) == [
         "audit",
+        "bridges",
         "capture",
         "disk",
         "telemetry",

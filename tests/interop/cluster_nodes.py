@@ -139,9 +139,16 @@ class NodeProcess:
 
     def cluster(self) -> dict[str, Any]:
         """The cluster as the console API shows it."""
+        return self._api("cluster")
+
+    def overview(self) -> dict[str, Any]:
+        """The overview as the console API shows it."""
+        return self._api("overview")
+
+    def _api(self, path: str) -> dict[str, Any]:
         token = (self.data_dir / "tube" / "admin-token").read_text().strip()
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.http}/api/v1/cluster", headers={"Authorization": f"Bearer {token}"}
+            f"http://127.0.0.1:{self.http}/api/v1/{path}", headers={"Authorization": f"Bearer {token}"}
         )
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             return dict(json.load(answer))

@@ -30,6 +30,7 @@ from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Will
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.server import MqttServer
 from penstock.node.cluster.membership import ClusterMembership
 from penstock.node.cluster.state import ActiveNode
 from penstock.node.config.node import NodeConfig, load_config
@@ -42,6 +43,7 @@ from tests.faults.mqtt_peers import Peer, Reader, Writer
 from tests.histories.mqtt import MqttRecorder, check
 from tests.interop.cluster_nodes import DEADLINE_S, LASTING_S, NodeProcess, command, until_pair
 from tests.interop.etcd import EtcdCluster
+from tests.ports import free_port
 
 T = TypeVar("T")
 
@@ -108,6 +110,12 @@ class Setter:
         assert entry is not None
         assert self.acknowledged <= int(entry.value) <= self.value
         assert entry.version >= self.version
+
+
+async def hand_over(active: NodeProcess, standby: NodeProcess) -> None:
+    status, _, errors = await command("cluster", "handover", "--config", str(active.config), "--timeout", "120s")
+    assert status == 0, errors
+    await standby.until_active()
 
 
 async def keep_running(peer: Peer, nodes: list[NodeProcess]) -> None:
@@ -359,6 +367,44 @@ async def test_a_node_without_the_data_of_the_cluster_loads_a_snapshot_and_takes
             retained = await anext(messages)
         assert (queued.topic, queued.payload) == (f"queue/{name}", payload)
         assert (retained.topic, retained.payload) == (f"retained/{name}", payload)
+
+
+async def test_a_bridge_continues_on_the_other_node_and_its_queue_survives_a_node_that_does_not_list_it(
+    two: list[NodeProcess],
+) -> None:
+    """While a configuration is rolled out, only one of the nodes has the bridge."""
+    port = free_port()
+    bridge = {"name": "cloud", "url": f"mqtt://127.0.0.1:{port}", "topics": [{"filter": "line/#"}]}
+    first, second = two
+    first.more = {"bridges": [bridge]}
+    for node in two:
+        node.write_config(lease_s=LASTING_S)
+    await start(two)
+    async with MqttClient(first.url) as client:
+        for n in range(20):
+            assert await client.publish("line/1", str(n)) == 0
+    await first.until_members(lambda members: members[second.name].differs == ("bridges",))
+    reasons = (await asyncio.to_thread(first.overview))["health"]["reasons"]
+    assert [each["what"] for each in reasons] == [f"{second.name} has other settings than the active node: `bridges`"]
+    await hand_over(first, second)
+    (warning,) = (await asyncio.to_thread(second.health))["warnings"]
+    assert warning.startswith("bridges of another node are not configured on this one: cloud; messages waiting: 20")
+    async with MqttClient(second.url) as client:
+        assert await client.publish("line/1", b"20") == 0
+    await first.until_standby(second)
+    await hand_over(second, first)
+    cloud = MqttServer()
+    try:
+        await cloud.start("127.0.0.1", port)
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            MqttClient("127.0.0.1", port) as there,
+            there.subscription("line/#") as messages,
+        ):
+            found = [int((await anext(messages)).payload) for _ in range(21)]
+    finally:
+        await cloud.close()
+    assert found == list(range(21))
 
 
 async def test_a_node_with_the_id_of_another_one_is_blocked(two: list[NodeProcess]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.cli.node_api import NodeApi, NodeOptions, connects_to_node
+from penstock.cli.node_api import NodeOptions, connects_to_node
 from penstock.cli.options import Commands, Json, Watch, repeat
 from penstock.cli.output import (
     Cell,
@@ -22,17 +21,13 @@ from penstock.cli.output import (
     shown_rate,
     use_colour,
 )
-from penstock.errors import RefusedError
 
 if TYPE_CHECKING:
-    from penstock.console.snapshots import Hop, Overview, Reason
+    from penstock.console.snapshots import Hop, Overview
 
 __all__ = ["app"]
 
 app = Commands()
-
-_NO_CLUSTER: Final = (401, 403, 404)
-"""HTTP status codes: the node is not in a cluster, or the user sees the overview only."""
 
 
 @app.add("penstock status", "penstock status --watch 5s", "penstock status --http node.example:8080 --json")
@@ -63,29 +58,9 @@ def status(
         else:
             _print(found, api.address)
 
-    def look() -> Overview:
-        found = api.snapshot(Overview, "overview")
-        reasons = (*found.health.reasons, *_cluster_reasons(api, found.health.reasons))
-        return replace(found, health=replace(found.health, reasons=reasons))
-
-    repeat(look, show, watch, as_json=as_json)
+    repeat(lambda: api.snapshot(Overview, "overview"), show, watch, as_json=as_json)
     if not ready:
         raise typer.Exit(1)
-
-
-def _cluster_reasons(api: NodeApi, known: Sequence[Reason]) -> Sequence[Reason]:
-    """Return what needs attention in the cluster of the node, besides what its health has."""
-    from penstock.console.snapshots import ClusterSnapshot, Reason, Severity
-
-    try:
-        state = api.snapshot(ClusterSnapshot, "cluster")
-    except RefusedError as error:
-        if error.code in _NO_CLUSTER:
-            return ()
-        what, hint = "the state of the cluster is not known", "see penstock cluster status"
-        return (Reason(Severity.WARNING, "cluster", "unknown", what, error.what, hint),)
-    texts = {(each.code, each.what) for each in known}
-    return [each for each in state.reasons if (each.code, each.what) not in texts]
 
 
 def _print(found: Overview, address: str) -> None:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from penstock.console.snapshots import ClusterSnapshot, EtcdSnapshot, Reason, Severity
+from penstock.console.snapshots import ClusterMember, ClusterSnapshot, EtcdSnapshot, Reason, Severity
 from penstock.errors import PenstockError
 
-__all__ = ["ClusterViews", "cluster_reasons", "etcd_reasons"]
+__all__ = ["ClusterViews", "cluster_reasons", "etcd_reasons", "member_reasons"]
 
 REFRESH_S: Final = 1.0
 """Seconds for which a snapshot is shown to all requests: etcd is read once, whatever their number."""
@@ -66,7 +66,12 @@ def _node_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
             "no majority of the etcd members answers, or etcd is full",
             "check the etcd members; the node continues automatically",
         )  # fmt: skip
-    for member in state.members:
+    yield from member_reasons(state.members)
+
+
+def member_reasons(members: Sequence[ClusterMember]) -> Iterator[Reason]:
+    """Return what needs attention in the nodes of a cluster, with the next action."""
+    for member in members:
         if member.role == "blocked":
             yield _reason(
                 Severity.WARNING, "blocked", f"{member.node} cannot become active", member.problem,
@@ -83,7 +88,16 @@ def _node_reasons(state: ClusterSnapshot) -> Iterator[Reason]:
                 "it applies commits more slowly than the active node makes them, or does not reach etcd",
                 "check the processor and the disk of this node, and its connection to etcd",
             )  # fmt: skip
-    if state.active is not None and not any(each.ready for each in state.members if each.role == "standby"):
+        if member.differs:
+            listed = ", ".join(f"`{name}`" for name in member.differs)
+            yield _reason(
+                Severity.WARNING, "settings_differ", f"{member.node} has other settings than the active node: {listed}",
+                "configurations are not replicated: after a takeover its own settings apply",
+                "give all nodes the same settings, and restart a standby whose configuration you change",
+            )  # fmt: skip
+    if any(each.role == "active" for each in members) and not any(
+        each.ready for each in members if each.role == "standby"
+    ):
         yield _reason(
             Severity.WARNING, "no_standby", "no standby can take over",
             "none runs, or those that run are blocked or lag: if the active node fails, nothing is served",

@@ -739,7 +739,8 @@ class ClusterMember:
 
     ``ready``: it is active, or follows so closely that the active node would hand over to it. ``mqtt``, ``http``: its
     addresses for clients. ``lag_commits``, ``lag_s`` None: not known, as of a node that does not follow. ``problem``:
-    the reason why it is blocked, or how much of the snapshot was loaded.
+    the reason why it is blocked, or how much of the snapshot was loaded. ``differs``: settings that are not those of
+    the active node.
     """
 
     node: str
@@ -751,6 +752,7 @@ class ClusterMember:
     lag_commits: int | None
     lag_s: float | None
     problem: str | None
+    differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

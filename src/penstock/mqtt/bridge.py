@@ -4,13 +4,16 @@ The session on the node's own broker does not expire: outgoing messages wait in 
 reachable, with the durability of that session. The session on the other broker queues incoming messages. A message is
 acknowledged to its source after the destination acknowledged it, so no message is lost; at QoS 1 it may be duplicated,
 at QoS 2 only if the bridge stops between the two acknowledgements.
+
+In a cluster the bridges of the active node run. Its session is replicated, so the next active node continues; a node
+whose lease may have expired sends nothing to the other broker (``may_send``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -24,6 +27,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import matches
 from penstock.mqtt.engine.model.access import Access
+from penstock.mqtt.engine.sessions.session import Session
 from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.backoff import Backoff
@@ -39,6 +43,7 @@ __all__ = [
     "bridge_client_id",
     "bridged_properties",
     "end_removed_bridges",
+    "expire_unlisted_bridges",
     "hop_count",
     "translate_topic",
 ]
@@ -48,6 +53,8 @@ logger = logging.getLogger("penstock.mqtt.bridge")
 HOPS: Final = "penstock-bridge-hops"
 """User property of a bridged message: the number of bridges that it has crossed."""
 NO_EXPIRY: Final = 0xFFFFFFFF
+UNLISTED_EXPIRY_S: Final = 7 * 24 * 3600
+"""Seconds for which the session of a bridge remains that the active node of a cluster does not list."""
 RETRY_FIRST_S: Final = 0.2
 RETRY_LAST_S: Final = 30.0
 _FULL: Final = frozenset((ReasonCode.QUOTA_EXCEEDED, ReasonCode.MESSAGE_RATE_TOO_HIGH))
@@ -68,20 +75,64 @@ async def end_removed_bridges(server: MqttServer, names: Collection[str]) -> Non
     Raises:
         PenstockError: the server is shutting down.
     """
-    remaining = set(map(bridge_client_id, names))
-    for session in list(server.broker.sessions.values()):
-        client_id = session.client_id
-        # The owner shows that it is not the session of a network client with such an identifier.
-        if session.owner != client_id or not client_id.startswith(_CLIENT_PREFIX) or client_id in remaining:
-            continue
-        waiting = session.queued() + session.inflight.count
-        async with _local_client(server, client_id, clean_start=True):
+    for session in _sessions_of_others(server, names):
+        waiting = _waiting_messages(session)
+        async with _local_client(server, session.client_id, clean_start=True):
             pass
         logger.log(
             logging.WARNING if waiting else logging.INFO,
             "bridge %s is not configured any more: its session ended; messages dropped: %d",
-            *(client_id.removeprefix(_CLIENT_PREFIX), waiting),
+            *(session.client_id.removeprefix(_CLIENT_PREFIX), waiting),
         )
+
+
+async def expire_unlisted_bridges(server: MqttServer, names: Collection[str]) -> Callable[[], PenstockError | None]:
+    """Let the sessions of bridges other than ``names`` expire after :data:`UNLISTED_EXPIRY_S`, in a cluster.
+
+    Another node may list them, as while a configuration is rolled out; if it becomes active before, its bridge
+    continues with the session. Returns a function that returns a warning while there is one.
+
+    Raises:
+        PenstockError: the server is shutting down.
+    """
+    found = [session.client_id for session in _sessions_of_others(server, names)]
+    for client_id in found:
+        if server.broker.sessions[client_id].expiry_s > UNLISTED_EXPIRY_S:
+            async with _local_client(server, client_id, session_expiry_s=UNLISTED_EXPIRY_S):
+                pass
+
+    def warning() -> PenstockError | None:
+        sessions = [session for each in found if (session := server.broker.sessions.get(each)) is not None]
+        if not sessions:
+            return None
+        listed = ", ".join(session.client_id.removeprefix(_CLIENT_PREFIX) for session in sessions)
+        waiting, days = sum(map(_waiting_messages, sessions)), UNLISTED_EXPIRY_S // 86_400
+        return PenstockError(
+            f"bridges of another node are not configured on this one: {listed}; messages waiting: {waiting}",
+            why=f"the configurations of the nodes differ; after {days} days the messages are dropped",
+            hint="configure the same `bridges` on each node, or hand over to the node that has them",
+        )
+
+    if (found_now := warning()) is not None:
+        logger.warning("%s", found_now.line())
+    return warning
+
+
+def _sessions_of_others(server: MqttServer, names: Collection[str]) -> list[Session]:
+    """Return the sessions of bridges other than ``names``."""
+    listed = set(map(bridge_client_id, names))
+    return [
+        session
+        for session in server.broker.sessions.values()
+        # The owner shows that it is not the session of a network client with such an identifier.
+        if session.owner == session.client_id
+        and session.client_id.startswith(_CLIENT_PREFIX)
+        and session.client_id not in listed
+    ]
+
+
+def _waiting_messages(session: Session) -> int:
+    return session.queued() + session.inflight.count
 
 
 def _local_client(
@@ -375,6 +426,8 @@ class Bridge:
         return remote
 
     def _connected(self, remote: MqttClient, session_present: bool) -> asyncio.Future[None] | None:  # noqa: FBT001 - a hook
+        if not self._server.may_send():  # before the messages in flight are sent again; the process is replaced
+            return None
         self.stats.connects += 1
         self._publish_status(up=True)
         logger.info(
@@ -453,6 +506,8 @@ class Bridge:
         stats, message, topic = self.stats, copy.message, copy.topic
         if message.qos == 0 and not sink.connected:
             stats.dropped_offline += 1
+            return
+        if outward and not self._server.may_send():
             return
         try:
             await self._publish(sink, copy)

@@ -22,7 +22,7 @@ from penstock import compiled
 from penstock.console.console import Console
 from penstock.console.snapshots import Health, ListenerSnapshot, NodeSnapshot, Reason, Rule, Severity
 from penstock.errors import OutOfSpaceError, PenstockError, UnavailableError
-from penstock.mqtt.bridge import Bridge, end_removed_bridges
+from penstock.mqtt.bridge import Bridge, end_removed_bridges, expire_unlisted_bridges
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
@@ -239,6 +239,8 @@ class Node:
             if self._store is not None and (ahead := self._store.clock_problem()) is not None:
                 reasons.append(_reason(Severity.PROBLEM, "statestore", "versions_ahead", ahead))
         reasons += [_reason(Severity.WARNING, part, code, warning) for part, code, warning in self._current_warnings()]
+        if self._membership is not None and self._state == "ready":
+            reasons += self._membership.member_warnings()
         now, since = wall_clock_ms(), self._since
         self._since = {(each.part, each.code): since.get((each.part, each.code), now) for each in reasons}
         dated = tuple(replace(each, since_at=self._since[each.part, each.code]) for each in reasons)
@@ -751,7 +753,11 @@ class Node:
 
     async def _bridges(self, server: MqttServer) -> None:
         """Start the bridges before the listeners, so that no message is missed; they are closed after them."""
-        await end_removed_bridges(server, [entry.name for entry in self.config.bridges])
+        names = [entry.name for entry in self.config.bridges]
+        if self._membership is None:
+            await end_removed_bridges(server, names)
+        else:
+            self._warnings.append(("bridges", await expire_unlisted_bridges(server, names)))
         for entry in self.config.bridges:
             bridge = Bridge(entry.settings(), server, self.security.acting_as(entry.acts_as, entry.name))
             await bridge.start()
@@ -892,6 +898,7 @@ _WARNING_CODES = {
     "clock": "clock_stepped",
     "disk": "out_of_space",
     "audit": "audit_failed",
+    "bridges": "bridge_not_configured",
     "capture": "capture_behind",
     "tracing": "export_failed",
     "telemetry": "export_failed",
@@ -1004,6 +1011,8 @@ async def _serve(
     def reload() -> bool:
         notifier.reloading()
         done = node.reload(read_again)
+        if done and membership is not None:
+            membership.reloaded(node.security.config)
         notifier.reloaded(done=done)
         return done
 

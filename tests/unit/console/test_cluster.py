@@ -28,6 +28,10 @@ HEALTHY = ClusterSnapshot("plant", "one", 7, (ACTIVE, STANDBY), {"mqtt": 3}, (ET
         ({"active": None, "members": (STANDBY,)}, [("problem", "no_active", "no node is active")]),
         ({"members": (ACTIVE,)}, [("warning", "no_standby", "no standby can take over")]),
         (
+            {"members": (ACTIVE, replace(STANDBY, differs=("bridges", "rules")))},
+            [("warning", "settings_differ", "two has other settings than the active node: `bridges`, `rules`")],
+        ),
+        (
             {"members": (ACTIVE, replace(STANDBY, role="blocked", ready=False, lag_commits=None, problem="no log"))},
             [
                 ("warning", "blocked", "two cannot become active"),

@@ -10,7 +10,17 @@ import pytest
 
 from penstock.errors import RefusedError
 from penstock.mqtt import bridge as bridge_module
-from penstock.mqtt.bridge import HOPS, Bridge, BridgeSettings, BridgeTopic, Direction, end_removed_bridges
+from penstock.mqtt.bridge import (
+    HOPS,
+    NO_EXPIRY,
+    UNLISTED_EXPIRY_S,
+    Bridge,
+    BridgeSettings,
+    BridgeTopic,
+    Direction,
+    end_removed_bridges,
+    expire_unlisted_bridges,
+)
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
@@ -158,6 +168,62 @@ async def test_sessions_of_removed_bridges_end(sites: Sites, caplog: pytest.LogC
     assert await sites.at_here.publish("a") == 0x10
     assert sites.here.subscriptions_of("$bridge/other") == ["other"], "it belongs to a client"
     assert "bridge plant is not configured any more: its session ended; messages dropped: 1" in caplog.text
+
+
+async def test_the_queue_of_a_bridge_that_another_node_of_the_cluster_lists_remains(
+    sites: Sites, caplog: pytest.LogCaptureFixture
+) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("a"))
+    await until(lambda: bridge.stats.connected == 1)
+    await bridge.close()
+    session = sites.here.broker.sessions["$bridge/plant"]
+    assert await expire_unlisted_bridges(sites.here, ["plant"]) is not None
+    assert session.expiry_s == NO_EXPIRY
+    for n in range(3):
+        assert await sites.at_here.publish("a", str(n)) == 0
+    warning = await expire_unlisted_bridges(sites.here, ["another"])
+    session = sites.here.broker.sessions["$bridge/plant"]
+    assert (session.connection, session.expiry_s) == (None, UNLISTED_EXPIRY_S)
+    assert "bridges of another node are not configured on this one: plant; messages waiting: 3" in caplog.text
+    ends_at = session.ends_at
+    await expire_unlisted_bridges(sites.here, [])
+    assert session.ends_at == ends_at, "a later takeover does not extend it"
+    assert await sites.at_here.publish("a", b"3") == 0
+    found = warning()
+    assert found is not None
+    assert found.what.endswith("messages waiting: 4")
+    async with sites.at_there.subscription("a") as out:
+        await sites.run_bridge(BridgeTopic("a"))
+        assert [int((await anext(out)).payload) for _ in range(4)] == [0, 1, 2, 3]
+    assert session.expiry_s == NO_EXPIRY
+    await end_removed_bridges(sites.here, [])
+    assert warning() is None
+
+
+async def test_a_node_that_may_have_lost_its_lease_sends_nothing_to_the_other_broker(sites: Sites) -> None:
+    leads, asked = [True], asyncio.Event()
+
+    def may_send() -> bool:
+        if not leads[0]:
+            asked.set()
+        return leads[0]
+
+    sites.here.gate(may_send)
+    bridge = await sites.run_bridge(BridgeTopic("a"))
+    await until(lambda: bridge.stats.connected == 1)
+    leads[0] = False
+    sites.here.outlet.publish(Publish("a", b"1", 1))
+    await asked.wait()
+    await bridge.close()
+    asked.clear()
+    bridge = await sites.run_bridge(BridgeTopic("a"))
+    await asked.wait()
+    assert (bridge.stats.connects, bridge.stats.sent) == (0, 0)
+    await bridge.close()
+    leads[0] = True
+    async with sites.at_there.subscription("a") as out:
+        await sites.run_bridge(BridgeTopic("a"))
+        assert (await anext(out)).payload == b"1"
 
 
 async def test_inbound_messages_are_acknowledged_once_accepted_locally(sites: Sites) -> None:

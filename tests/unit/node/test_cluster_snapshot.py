@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,11 +19,13 @@ from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.console.snapshots import ClusterSnapshot, EtcdSnapshot
 from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.node.cluster.membership import ClusterMembership
-from penstock.node.cluster.state import MOST_LAG, ActiveNode, read_cluster
+from penstock.node.cluster.settings import settings_checksums
+from penstock.node.cluster.state import MOST_LAG, ActiveNode, members_of, read_cluster
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.mqtt import Security
-from penstock.node.config.node import NodeConfig
+from penstock.node.config.node import NodeConfig, load_config
 from penstock.node.node import Node
+from penstock.runtime.io.clock import boot_ms
 from tests.ports import free_ports
 from tests.unit.console.test_cluster import HEALTHY
 from tests.unit.node.test_api import Api
@@ -110,6 +113,51 @@ def test_members_have_role_readiness_and_lag() -> None:
         EtcdSnapshot("127.0.0.1:2", problem="connection refused", hint="check that it runs"),
     )
     assert [each.code for each in found.reasons] == ["blocked", "loading", "lag", "etcd_unavailable", "etcd_alarm"]
+
+
+def test_settings_that_are_not_those_of_the_active_node_are_named(tmp_path: Path) -> None:
+    def checksums(folder: str, **settings: object) -> dict[str, int]:
+        file = tmp_path / folder / "penstock.yaml"
+        file.parent.mkdir()
+        (file.parent / "password").write_text("secret")
+        file.write_text(json.dumps({"cluster": SECTION.model_dump(mode="json", include={"name", "node", "etcd"}),
+                                    **settings}))  # fmt: skip
+        return settings_checksums(load_config(file, {}, {}))
+
+    bridge = {"name": "b", "url": "mqtt://h", "topics": [{"filter": "a"}], "username": "u", "password_file": "password"}
+    same = checksums("one", bridges=[bridge])
+    assert checksums("two", bridges=[{**bridge, "window": 200}]) == same, "a default, and a file in another directory"
+    limits = checksums("three", bridges=[bridge], mqtt={"limits": {"max_queued_messages": 5}})
+    other = checksums("four", bridges=[{**bridge, "url": "mqtt://i"}], statestore={"extensions": ["ttl"]})
+    later = {**other, "rules": 1, "something new": 1}
+    reports: list[dict[str, object]] = [
+        {"node": "one", "settings": same}, {"node": "two", "settings": same}, {"node": "three", "settings": limits},
+        {"node": "four", "settings": later}, {"node": "of an earlier version"},
+    ]  # fmt: skip
+    assert {each.node: each.differs for each in members_of(reports, "one", {}, 0)} == {
+        "one": (), "two": (), "three": ("mqtt.limits",), "four": ("bridges", "rules", "statestore"),
+        "of an earlier version": (),
+    }  # fmt: skip
+    assert not any(each.differs for each in members_of(reports, None, {}, 0)), "no node is active"
+
+
+async def test_the_active_node_knows_its_members_by_their_reports(tmp_path: Path) -> None:
+    section = SECTION.model_copy(update={"etcd": ["127.0.0.1:1"]})
+    member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), lambda _: None)
+    member._logs = cast(Any, SimpleNamespace(logs={"mqtt": SimpleNamespace(sequence=MOST_LAG + 10)}, full=None))
+    member.clock.offset_ms = 62_000 - boot_ms()
+    try:
+        assert member.member_warnings() == (), "it has not read the reports yet"
+        member._reports = [json.loads(value) for _, value in (report("one", None), report("two", 9))]
+        assert [each.code for each in member.member_warnings()] == ["lag", "no_standby"]
+        assert member._ready_standbys() == 0
+        member._reports = [json.loads(value) for _, value in (report("one", None), report("two", 10))]
+        assert member._ready_standbys() == 1
+        member.reloaded(NodeConfig.model_validate({"mqtt": {"limits": {"max_queued_messages": 5}}, "rules": []}))
+        before = settings_checksums(member._config)
+        assert {name for name, found in before.items() if member._settings[name] != found} == {"mqtt.limits"}
+    finally:
+        await member.close()
 
 
 async def test_the_route_shows_the_cluster_to_viewers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,8 @@ from penstock.cluster.log import (
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
 from penstock.cluster.watch import KeyWatch
-from penstock.console.snapshots import ClusterSnapshot
+from penstock.console.cluster import member_reasons
+from penstock.console.snapshots import ClusterMember, ClusterSnapshot, Reason
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.storage import environment_at as mqtt_environment
@@ -55,15 +56,16 @@ from penstock.node.cluster.clock import ClusterClock
 from penstock.node.cluster.etcd_members import EtcdMembers
 from penstock.node.cluster.redirection import RedirectingAccess, Redirection
 from penstock.node.cluster.report import INTERVAL_S, MemberReport
+from penstock.node.cluster.settings import settings_checksums
 from penstock.node.cluster.snapshot import snapshot_route
 from penstock.node.cluster.snapshot_recovery import SnapshotRecovery, line_of
 from penstock.node.cluster.state import (
     LOGS,
-    MOST_LAG,
     ActiveNode,
     handover_key,
     handover_user_key,
     logs_of,
+    members_of,
     read_cluster,
     read_reports,
     snapshot_key,
@@ -140,6 +142,7 @@ class ClusterMembership:
         self.keys: PreloadedKeys | None = None
         """Keys of the state store that the standby of an elected node had; None if it did not follow."""
         self._directory: DataDirectory | None = None
+        self._settings = settings_checksums(config)
         self._names = logs_of(section)
         """Names of the logs that this node has."""
         self._reports: list[dict[str, Any]] = []
@@ -315,6 +318,10 @@ class ClusterMembership:
         """Warnings of a node in any role, each with its code."""
         reasons = self._etcd_members.reasons
         return [(each.code, PenstockError(each.what, why=each.why, hint=each.hint)) for each in reasons]
+
+    def member_warnings(self) -> tuple[Reason, ...]:
+        """What needs attention in the members of the cluster, of an active node."""
+        return tuple(member_reasons(self.members()))
 
     def _stand_by(self) -> None:
         """Follow until this node is elected or closed; runs in the thread."""
@@ -612,6 +619,10 @@ class ClusterMembership:
                 return
             cause = cause.__cause__
 
+    def reloaded(self, config: NodeConfig) -> None:
+        """Report the limits of ``config``, which an active node has reloaded; everything else needs a restart."""
+        self._settings |= {"mqtt.limits": settings_checksums(config)["mqtt.limits"]}
+
     def holds(self) -> bool:
         """Return True while no other node can be active."""
         leadership = self._leadership
@@ -764,17 +775,15 @@ class ClusterMembership:
 
         request.add_done_callback(hand_over)
 
+    def members(self) -> tuple[ClusterMember, ...]:
+        """The members by their last reports, of an active node; empty until it has read them."""
+        logs = {} if self._logs is None else self._logs.logs
+        commits = {name: log.sequence for name, log in logs.items()}
+        return members_of(self._reports, self.node, commits, self.clock.now()) if self._reports else ()
+
     def _ready_standbys(self) -> int:
         """Number of standbys that can take over, of an active node."""
-        logs = {} if self._logs is None else self._logs.logs
-        found = 0
-        for report in self._reports:
-            applied = report.get("applied")
-            if report.get("node") == self.node or not applied or report.get("problem") is not None:
-                continue
-            lag = sum(max(0, log.sequence - int(applied.get(name, 0))) for name, log in logs.items())
-            found += lag <= MOST_LAG
-        return found
+        return sum(member.role == "standby" and member.ready for member in self.members())
 
     def _hand_over(self) -> None:
         assert self._leadership is not None
@@ -825,6 +834,7 @@ class ClusterMembership:
             "seen_ms": self._seen_ms,
             "problem": self.problem,
             "loading": self._snapshots.is_loading,
+            "settings": self._settings,
         }
         self._report.put(report, active=self.role == "active")
 

@@ -6,7 +6,7 @@ import getpass
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ __all__ = [
     "handover_user_key",
     "logs_of",
     "member_key",
+    "members_of",
     "read_cluster",
     "read_reports",
     "request_handover",
@@ -82,7 +83,7 @@ def read_cluster(section: ClusterSection, client: EtcdClient, commit_wait_s: flo
         name=section.name,
         active=None if active is None else active.node,
         term=0 if active is None else active.term,
-        members=tuple(_member(report, active, commits, now_ms) for report in read_reports(client, prefix)),
+        members=members_of(read_reports(client, prefix), None if active is None else active.node, commits, now_ms),
         commits=commits,
         etcd=tuple(
             etcd_snapshot(endpoint, status)
@@ -98,12 +99,33 @@ def logs_of(section: ClusterSection) -> list[str]:
     return [name for name in LOGS if section.tubemq or name != "tube-master"]
 
 
+def members_of(
+    reports: Sequence[Mapping[str, Any]], active: str | None, commits: Mapping[str, int], now_ms: int
+) -> tuple[ClusterMember, ...]:
+    """Return the members that sent ``reports``.
+
+    ``active``: name of the active node; ``commits``: last commit of each log; ``now_ms``: time of the cluster's clock.
+    """
+    wanted = next((_checksums(each) for each in reports if each.get("node") == active), {})
+    return tuple(_member(report, active, commits, now_ms, wanted) for report in reports)
+
+
+def _checksums(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the checksums of settings in a report; empty of an earlier version."""
+    found = report.get("settings")
+    return found if isinstance(found, dict) else {}
+
+
 def _member(
-    report: Mapping[str, Any], active: ActiveNode | None, commits: Mapping[str, int], now_ms: int
+    report: Mapping[str, Any],
+    active: str | None,
+    commits: Mapping[str, int],
+    now_ms: int,
+    settings: Mapping[str, Any],
 ) -> ClusterMember:
-    """Return the member that sent a report. ``now_ms``: time of the cluster's clock."""
+    """Return the member that sent a report. ``settings``: checksums of the active node."""
     node = str(report.get("node", "?"))
-    leads = active is not None and active.node == node
+    leads = active == node
     applied, problem = report.get("applied") or {}, report.get("problem")
     lag: int | None = 0 if leads else None
     lag_s: float | None = 0.0 if leads else None
@@ -120,6 +142,7 @@ def _member(
         lag_commits=lag,
         lag_s=lag_s,
         problem=None if problem is None or leads else str(problem),
+        differs=tuple(sorted(name for name, found in _checksums(report).items() if settings.get(name, found) != found)),
     )
 
 

@@ -491,16 +491,11 @@ class NodeConfig(Section):
             raise ValueError("cluster: the profile aio has certificates of one node: remove `profile`")
         if self.durability is not Durability.DURABLE:
             raise ValueError(f"cluster: durability {self.durability.value} does not commit to etcd: use `durable`")
-        used = {
-            "bridges": self.bridges,
-            "statestore.capture_topic": self.statestore.capture_topic,
-        }
-        for setting, value in used.items():
-            if value:
-                raise ValueError(
-                    f"cluster: `{setting}` does not work in a cluster: remove it, or set it on another node, without"
-                    " `cluster`"
-                )
+        if self.statestore.capture_topic:
+            raise ValueError(
+                "cluster: `statestore.capture_topic` does not work in a cluster: remove it, or set it on another node,"
+                " without `cluster`"
+            )
         listeners: dict[str, ListenerSection] = {"mqtt": self.mqtt, "http": self.http}
         if self.cluster is not None and self.cluster.tubemq:
             listeners |= {
