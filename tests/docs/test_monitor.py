@@ -12,6 +12,7 @@ SOURCES = ROOT / "src" / "penstock"
 PAGE = (ROOT / "docs" / "operations" / "monitor.md").read_text(encoding="utf-8")
 
 MEMBERSHIP = "node/cluster/membership.py"
+COMMITS = "node/cluster/commit_state.py"
 TEXTS = (
     ("node/node.py", '"starting"', "`starting`"),
     ("node/node.py", '"shutting down"', "`shutting down`"),
@@ -37,9 +38,9 @@ TEXTS = (
         "standby: no node of the cluster is active",
         "`standby: no node of the cluster is active",
     ),
-    (MEMBERSHIP, "cluster: etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),
+    (COMMITS, "cluster: etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),
     (
-        MEMBERSHIP,
+        COMMITS,
         "commits have been waiting for etcd for",
         "`commits have been waiting for etcd for … s`",
     ),

@@ -110,7 +110,8 @@ def handover(
     refused if no standby is up to date.
     """
     with _connected(config) as (section, client):
-        from penstock.node.cluster.state import ActiveNode, read_cluster, request_handover  # needs the extra
+        from penstock.node.cluster.handover import request_handover  # needs the extra
+        from penstock.node.cluster.state import ActiveNode, read_cluster
 
         state = read_cluster(section, client)
         if state.active is None:

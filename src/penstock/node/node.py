@@ -593,13 +593,13 @@ class Node:
             replicated = [store.environment, persistence.environment]
             membership.started(replicated if master is None else [*replicated, master.environment])
             server.gate(membership.may_send)
-            self._failures["cluster"] = membership.failure
+            self._failures["cluster"] = membership.commits.failure
             membership.add_metrics(self.metrics)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
         refuse = (
             server.refuse_stored
             if membership is None
-            else membership.refusing(server.refuse_stored, server.refuse_changes)
+            else membership.commits.refusing(server.refuse_stored, server.refuse_changes)
         )
         self._disk.add(Writer("MQTT messages to store", refuse, persistence.reusable_bytes))
         tube_denials, store_denials = self.security.tube_denials, self.security.store_denials
@@ -648,7 +648,7 @@ class Node:
         refuse = (
             store.refuse_growth
             if membership is None
-            else membership.refusing(store.refuse_growth, store.refuse_changes)
+            else membership.commits.refusing(store.refuse_growth, store.refuse_changes)
         )
         self._disk.add(Writer("state store writes that need space", refuse, store.reusable_bytes))
         self._failures["statestore"] = lambda: store.failure or store.stalled
@@ -995,7 +995,8 @@ async def serve(
 
 def _membership(config: NodeConfig) -> ClusterMembership:
     with needs_cluster():
-        from penstock.node.cluster.membership import ClusterMembership, restart_process
+        from penstock.node.cluster.membership import ClusterMembership
+        from penstock.node.cluster.process import restart_process
     return ClusterMembership(config, restart_process)
 
 

@@ -19,7 +19,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.link import ServerLink
 from penstock.mqtt.transport.listener_settings import ListenerSettings
 from penstock.mqtt.transport.listener_state import ListenerState
-from penstock.node.cluster.membership import ClusterMembership
+from penstock.node.cluster.standby_data import StandbyData
 from penstock.runtime.io import loop as runtime_loop
 from penstock.runtime.io.clock import SteppedClock
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
@@ -29,7 +29,7 @@ from penstock.statestore.service.service import StateStoreService
 from tests.simulation.cluster.history import HistoryEnded
 from tests.simulation.cluster.loop import ClientLoop, ProcessLoop, VirtualQueue
 from tests.simulation.cluster.mqtt_history import MqttClusterHistory
-from tests.simulation.cluster.node import HOLD_S, Member, Node, Service, SimulatedLog
+from tests.simulation.cluster.node import HOLD_S, Member, Node, Service, SimulatedData, SimulatedLog
 from tests.simulation.cluster.threads import THREADING, Simulator
 from tests.simulation.node import Connection, NetworkClient, SimulatedNode
 
@@ -42,8 +42,15 @@ SHORT_TURN_WORK = 16
 class PreloadingMember(Member):
     """The membership of a node whose standby preloads the keys of the state store."""
 
+    def _standby_data(self) -> PreloadingData:
+        return PreloadingData(self)
+
+
+class PreloadingData(SimulatedData):
+    """Environments of such a node."""
+
     def _preloads(self) -> Mapping[str, PreloadedKeys]:
-        return ClusterMembership._preloads(self)
+        return StandbyData._preloads(self)
 
 
 class MqttNode(Node):
@@ -82,7 +89,7 @@ class ActiveNode(Service):
         self._stopped = asyncio.Event()
         self._ports = 10_000
         self._listener = ListenerState(ListenerSettings(), BrokerLimits())
-        member._loop = self.loop
+        member._loop = member.commits._loop = self.loop
         self._clock: SteppedClock
         self.server: MqttServer
         self.store: StateStoreService
@@ -102,14 +109,14 @@ class ActiveNode(Service):
         logs = await asyncio.to_thread(member.logs)
         keys = member.keys
         storage = PreloadedStorage(node.config.data_dir, logs["statestore"], keys)
-        environment = SimulatedLog(member._lmdb("statestore"), log=logs["statestore"])
+        environment = SimulatedLog(member.environment_at("statestore"), log=logs["statestore"])
         storage._environment, storage._tables, storage.path = environment, environment.tables, environment.path
         path = environment.path
         store = self.store = StateStoreService(path, clock=clock, steady=member.clock.now, storage=storage)
         store._writer.queue = ThreadedCommitQueue("statestore", store._writer, gathers=self._gathers)
         await store.start(server.outlet)
         server.add_service(store)
-        log = SimulatedLog(member._lmdb("mqtt"), log=logs["mqtt"])
+        log = SimulatedLog(member.environment_at("mqtt"), log=logs["mqtt"])
         persistence = self.persistence = Persistence(log.path, log=logs["mqtt"])
         persistence._store._environment, persistence._store._tables = log, log.tables
         persistence._queue = ThreadedCommitQueue("mqtt", persistence, gathers=self._gathers)

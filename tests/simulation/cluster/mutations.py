@@ -18,7 +18,7 @@ from penstock.cluster.log import EtcdLog
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.cluster.retention import EtcdRetention
 from penstock.errors import RefusedError, UnavailableError
-from penstock.node.cluster import membership
+from penstock.node.cluster import standby_data
 from penstock.node.cluster.membership import ClusterMembership
 from tests.simulation.cluster.run import FAULTS, TWO_NODES
 from tests.simulation.cluster.threads import boot_ms, wall_ms
@@ -66,7 +66,7 @@ def doubt_is_failure(patch: pytest.MonkeyPatch) -> None:
 
 def gap_ignored(patch: pytest.MonkeyPatch) -> None:
     """A standby that lacks deleted commits is elected, and continues after the gap."""
-    patch.setattr(membership, "why_not_eligible", lambda *_args: None)
+    patch.setattr(standby_data, "why_not_eligible", lambda *_args: None)
     read = log.read_frames
 
     def available(client: EtcdClient, keys: log.LogKeys, after: int, end: int) -> Any:

@@ -29,9 +29,19 @@ from penstock.cluster.log import EtcdLogs, leader_key
 from penstock.errors import OutOfSpaceError, PenstockError, StorageError
 from penstock.mqtt.storage import SCHEMA as MQTT_SCHEMA
 from penstock.mqtt.storage import TABLES as MQTT_TABLES
-from penstock.node.cluster import clock, membership, report, snapshot_recovery
+from penstock.node.cluster import (
+    clock,
+    commit_state,
+    membership,
+    process,
+    report,
+    snapshot_recovery,
+    standby_data,
+)
+from penstock.node.cluster.handover import handover_key
 from penstock.node.cluster.membership import ClusterMembership
-from penstock.node.cluster.state import ActiveNode, handover_key
+from penstock.node.cluster.standby_data import StandbyData
+from penstock.node.cluster.state import ActiveNode
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
 from penstock.runtime.io.clock import SteppedClock
@@ -270,19 +280,10 @@ class Member(ClusterMembership):
         if self._failure is not None:
             raise self._failure
         self._thread.join()
-        self._close_standby()
+        self._close_data()
 
-    def _preloads(self) -> Mapping[str, PreloadedKeys]:
-        return {}  # the rows are those of the service below
-
-    def _lmdb(self, name: str) -> LmdbEnvironment:
-        tables, schema = LOGS[name]
-        return TableEnvironment(self.simulated.disk, self._data_dir / name, tables, schema=schema)
-
-    def _stored_position(self, name: str) -> LogPosition | None:
-        tables = self.simulated.disk.tables.get(self._data_dir / name)
-        stored = None if tables is None else tables["meta"].get(b"log")
-        return None if stored is None else decode_position(stored)
+    def _standby_data(self) -> SimulatedData:
+        return SimulatedData(self)
 
     def _offer_snapshots(self) -> None:
         """Nothing: the operator of the simulation copies the data."""
@@ -315,7 +316,32 @@ class Member(ClusterMembership):
     @property
     def follows(self) -> bool:
         """Whether this standby has nothing that prevents it from following or being elected."""
-        return self._standby is not None and self._standby.failure is None and self.problem is None
+        standby = self._data.standby
+        return standby is not None and standby.failure is None and self.problem is None
+
+    def environment_at(self, name: str) -> LmdbEnvironment:
+        """Return the environment of a log, which is not opened."""
+        return self._data.environment_at(name)
+
+
+class SimulatedData(StandbyData):
+    """Environments on the simulated disk of the node of ``member``."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member._client, member._section, member._data_dir, member.clock)
+        self.simulated = member.simulated
+
+    def _preloads(self) -> Mapping[str, PreloadedKeys]:
+        return {}  # the rows are those of the service below
+
+    def environment_at(self, name: str) -> LmdbEnvironment:
+        tables, schema = LOGS[name]
+        return TableEnvironment(self.simulated.disk, self._path / name, tables, schema=schema)
+
+    def stored_position(self, name: str) -> LogPosition | None:
+        tables = self.simulated.disk.tables.get(self._path / name)
+        stored = None if tables is None else tables["meta"].get(b"log")
+        return None if stored is None else decode_position(stored)
 
 
 Node.member_type = Member
@@ -362,7 +388,7 @@ class KeyService(Service):
         self._rows: dict[bytes, Row] = {}
         self._environments: dict[str, SimulatedLog] = {}
         for name, each in logs.items():
-            environment = self._environments[name] = SimulatedLog(member._lmdb(name), log=each)
+            environment = self._environments[name] = SimulatedLog(member.environment_at(name), log=each)
             environment.open(partial(self._load, environment))
         self._commits = {name: _Commits(self, each) for name, each in self._environments.items()}
         newest = max((row.version for row in self._rows.values()), default=Hlc(0, 0, "StateStore"))
@@ -520,7 +546,10 @@ def virtual(
     _nodes.clear()
     loop = SimpleNamespace(call_soon_threadsafe=lambda call, *args: call(*args))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (client, follow, leadership, log, standby, watch, membership, clock, report, snapshot_recovery):
+        for module in (
+            *(client, follow, leadership, log, standby, watch),
+            *(membership, standby_data, commit_state, process, clock, report, snapshot_recovery),
+        ):
             for name, value in (
                 ("threading", THREADING),
                 ("time", TIME),
@@ -534,7 +563,7 @@ def virtual(
         patch.setattr(membership, "os", SimpleNamespace(_exit=_leave_process))
         patch.setattr(clock, "boot_id", lambda: _node().boot_id)
         patch.setattr(clock, "SteppedClock", _stepped_clock)
-        patch.setattr(membership, "LoggedEnvironment", SimulatedLog)
+        patch.setattr(standby_data, "LoggedEnvironment", SimulatedLog)
         for function, name, default in (
             (Leadership.__init__, "clock", boot_ms),
             (EtcdLogs.__init__, "most_bytes", log_bytes),

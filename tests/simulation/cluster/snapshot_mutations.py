@@ -17,7 +17,7 @@ from penstock.errors import RemoteProtocolError
 from penstock.node import backup, replacement
 from penstock.node.backup import Backups
 from penstock.node.backup_directory import BackupReceiver, Manifest
-from penstock.node.cluster import membership, snapshot, snapshot_recovery
+from penstock.node.cluster import snapshot, snapshot_recovery, standby_data
 from penstock.node.cluster.snapshot import SnapshotLoader
 from penstock.runtime.io.commit_log import LogPosition
 from tests.simulation.cluster.mutations import Plant, first_violation, print_table
@@ -76,7 +76,7 @@ def commits_of_transfer_lost(patch: pytest.MonkeyPatch) -> None:
 
 def replacement_not_completed(patch: pytest.MonkeyPatch) -> None:
     """A start opens the environments without looking for a replacement that was begun."""
-    patch.setattr(membership.ClusterMembership, "_complete_replacement", lambda _self: None)
+    patch.setattr(standby_data.StandbyData, "complete_replacement", lambda _self: None)
 
 
 def moved_one_way(patch: pytest.MonkeyPatch) -> None:

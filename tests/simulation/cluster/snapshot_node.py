@@ -32,7 +32,7 @@ from tests.simulation.cluster.host_files import (
     remove_tree,
     replace_on_host,
 )
-from tests.simulation.cluster.mqtt_node import ActiveNode, MqttNode, PreloadingMember
+from tests.simulation.cluster.mqtt_node import ActiveNode, MqttNode, PreloadingData, PreloadingMember
 from tests.simulation.cluster.node import LOGS, Node, SimulatedLog
 from tests.simulation.cluster.peer_network import HTTP, Exchange, Plan, serve
 from tests.simulation.cluster.threads import THREADING, TIME, Simulator, wall_ms
@@ -60,14 +60,21 @@ class LoadingMember(PreloadingMember):
             cast(LoadingNode, self.simulated).on_loaded()
         return loads
 
-    def _lmdb(self, name: str) -> LmdbEnvironment:
-        tables, schema = LOGS[name]
-        return HostTables(self._data_dir / name, tables, schema=schema)
+    def _standby_data(self) -> LoadingData:
+        return LoadingData(self)
 
-    def _follow(self, names: Any) -> None:
-        super()._follow(names)
-        assert self._standby is not None
-        cast(LoadingNode, self.simulated).opened(self._standby.positions)
+
+class LoadingData(PreloadingData):
+    """Environments of such a node, in real files."""
+
+    def environment_at(self, name: str) -> LmdbEnvironment:
+        tables, schema = LOGS[name]
+        return HostTables(self._path / name, tables, schema=schema)
+
+    def follow(self, names: Any) -> None:
+        super().follow(names)
+        assert self.standby is not None
+        cast(LoadingNode, self.simulated).opened(self.standby.positions)
 
 
 class LoadingNode(MqttNode):

@@ -175,7 +175,7 @@ class LoadingSimulation(MqttSimulation):
         self._contents.clear()
         service = cast(SnapshotServer, active.service)
         environments = {"statestore": service.store.environment, "mqtt": service.persistence.environment}
-        for node, opened in ((active, environments), (standby, standby.member._environments)):
+        for node, opened in ((active, environments), (standby, standby.member._data.environments)):
             for name, environment in opened.items():
                 node.process.start_thread(self._read, node, name, environment)
         self.simulator.later(1.0, self._check_equal)

@@ -11,10 +11,11 @@ import pytest
 
 from penstock.cluster.client import EtcdUnavailableError
 from penstock.errors import ConfigError, StorageError, UnavailableError
+from penstock.node.cluster.handover import HandoverRequests, handover_key, handover_user_key
 from penstock.node.cluster.membership import ClusterMembership
-from penstock.node.cluster.state import handover_key, handover_user_key
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
+from penstock.runtime.observability.audit import AuditTrail
 
 
 async def test_commits_are_written_to_lmdb_before_a_handover_and_after_it(tmp_path: Path) -> None:
@@ -35,12 +36,11 @@ async def test_commits_are_written_to_lmdb_before_a_handover_and_after_it(tmp_pa
 
 
 @pytest.mark.parametrize(("revision", "user"), [(7, "operator@laptop"), (8, "")])
-async def test_a_disk_that_hangs_does_not_prevent_a_handover(
+def test_a_disk_that_hangs_does_not_prevent_a_handover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: int, user: str
 ) -> None:
     """The user of an earlier handover (another revision) is not that of this one."""
     section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"])
-    member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), lambda _: None)
     rows: list[dict[str, Any]] = []
     hangs, called = threading.Event(), threading.Event()
 
@@ -49,17 +49,18 @@ async def test_a_disk_that_hangs_does_not_prevent_a_handover(
         called.set()
         hangs.wait()
 
-    monkeypatch.setattr("penstock.node.cluster.membership._SAVE_S", 0.01)
-    monkeypatch.setattr("penstock.node.cluster.membership.append_audit_entry", append)
-    keys = ((handover_key(member.prefix), b"3", revision), (handover_user_key(member.prefix), b"operator@laptop", 7))
+    monkeypatch.setattr("penstock.node.cluster.process._SAVE_S", 0.01)
+    monkeypatch.setattr("penstock.node.cluster.handover.append_audit_entry", append)
+    keys = (
+        (handover_key(section.prefix), b"3", revision),
+        (handover_user_key(section.prefix), b"operator@laptop", 7),
+    )
     found = [SimpleNamespace(key=key, value=value, mod_revision=revision) for key, value, revision in keys]
-    client, member._client = member._client, cast(Any, SimpleNamespace(once=lambda *_: SimpleNamespace(kvs=found)))
-    member._directory = cast(Any, SimpleNamespace(audit=tmp_path))
-    member._record_handover()
+    client = cast(Any, SimpleNamespace(once=lambda *_: SimpleNamespace(kvs=found)))
+    HandoverRequests(client, section).record(AuditTrail(tmp_path))
     assert called.wait(30)
     assert [row["user"] for row in rows] == [user]
     hangs.set()
-    client.close()
 
 
 async def test_an_elected_node_that_cannot_start_because_of_etcd_is_a_standby_again(tmp_path: Path) -> None:

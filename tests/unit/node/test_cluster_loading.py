@@ -16,9 +16,10 @@ from penstock.cluster.leadership import is_too_far_behind, may_replace
 from penstock.cluster.log import LogKeys, MissingCommitsError, clock_key, leader_key
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import PenstockError, RefusedError, StorageError
-from penstock.node.cluster import membership, snapshot_recovery
+from penstock.node.cluster import snapshot_recovery, standby_data
 from penstock.node.cluster.membership import ClusterMembership
 from penstock.node.cluster.snapshot import SnapshotSource
+from penstock.node.cluster.standby_data import StandbyData
 from penstock.node.cluster.state import ActiveNode, snapshot_key
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.node import NodeConfig
@@ -111,8 +112,8 @@ def follow(node: ClusterMembership, failure: StorageError | None = None) -> None
         close=lambda: None,
         clock_offset=None,
     )
-    node._standby = cast(Any, standby)
-    node._standby_logs = cast(Any, {"statestore": None, "mqtt": None})
+    node._data.standby = cast(Any, standby)
+    node._data.environments = cast(Any, dict.fromkeys(("statestore", "mqtt"), SimpleNamespace(close=lambda: None)))
 
 
 def offer(term: int) -> dict[str, Any]:
@@ -136,7 +137,7 @@ async def test_a_load_is_reported_and_repeated_after_an_error(tmp_path: Path, mo
     assert (loader.source, loader.names) == (
         SnapshotSource("one", "127.0.0.1:8080", "s", None), ["statestore", "mqtt"],
     )  # fmt: skip
-    assert node._standby is None
+    assert node._data.standby is None
     assert node._loads_snapshot(None), "the active node has ended, which the loader notices"
     assert node.problem == loader.progress
     assert f"cluster: {loader.progress}" in node.problems()
@@ -163,8 +164,8 @@ async def test_what_is_no_reason_for_a_load(tmp_path: Path, monkeypatch: pytest.
     follow(node, StorageError("LMDB failed"))
     assert not node._loads_snapshot(ACTIVE)
     follow(node)
-    assert node._standby is not None
-    node._standby.positions["statestore"] = at(2)
+    assert node._data.standby is not None
+    node._data.standby.positions["statestore"] = at(2)
     assert not node._loads_snapshot(ACTIVE), "it has a commit that etcd does not have"
     follow(node)
     offered(node, offer(6))
@@ -174,7 +175,7 @@ async def test_what_is_no_reason_for_a_load(tmp_path: Path, monkeypatch: pytest.
     offered(node, {})
     assert node._loads_snapshot(ACTIVE)
     assert not Loader.made
-    assert node._standby is not None
+    assert node._data.standby is not None
 
 
 async def test_data_that_etcd_does_not_have_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +197,8 @@ async def test_no_environment_is_opened_before_a_replacement_is_complete(
     def refuse(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(membership, "complete_replacement", refuse)
-    monkeypatch.setattr(ClusterMembership, "_follow", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr(standby_data, "complete_replacement", refuse)
+    monkeypatch.setattr(StandbyData, "follow", lambda *_: pytest.fail("it was opened"))
     with pytest.raises(StorageError, match="a loaded snapshot cannot be put in its place"):
         node._look()
 
@@ -235,7 +236,8 @@ async def test_the_lag_of_a_standby_that_always_has_commits_to_read_is_the_age_o
     monkeypatch.setattr(node, "_put_report", lambda: None)
     monkeypatch.setattr(node, "_pause", lambda: None)
     standby = SimpleNamespace(failure=None, positions={"statestore": at(1), "mqtt": at(90)}, applied_ms=61_500)
-    node._standby, node._standby_logs = cast(Any, standby), cast(Any, {"statestore": None, "mqtt": None})
+    node._data.standby = cast(Any, standby)
+    node._data.environments = cast(Any, {"statestore": None, "mqtt": None})
     assert not node._look()
     values = node.metric_values()
     assert (values["lag_commits"], values["lag_seconds"]) == (10, 0.5)

@@ -20,10 +20,9 @@ import math
 import os
 import secrets
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Final
@@ -33,7 +32,7 @@ from starlette.routing import Route
 
 import penstock
 from penstock.cluster.client import EtcdClient, EtcdUnavailableError
-from penstock.cluster.leadership import Leadership, why_not_eligible
+from penstock.cluster.leadership import Leadership
 from penstock.cluster.log import (
     EtcdLogs,
     FencedError,
@@ -44,26 +43,27 @@ from penstock.cluster.log import (
     read_head,
 )
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.cluster.standby import Standby, StandbyLog, applied_by_members
+from penstock.cluster.standby import applied_by_members
 from penstock.cluster.watch import KeyWatch
 from penstock.console.cluster import member_reasons
 from penstock.console.snapshots import ClusterMember, ClusterSnapshot, Reason
-from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.storage import environment_at as mqtt_environment
 from penstock.node.backup import Backups
 from penstock.node.cluster.clock import ClusterClock
+from penstock.node.cluster.commit_state import CommitState
 from penstock.node.cluster.etcd_members import EtcdMembers
+from penstock.node.cluster.handover import HandoverRequests, handover_key
+from penstock.node.cluster.process import HANDED_OVER, write_in_time
 from penstock.node.cluster.redirection import RedirectingAccess, Redirection
 from penstock.node.cluster.report import INTERVAL_S, MemberReport
 from penstock.node.cluster.settings import settings_checksums
 from penstock.node.cluster.snapshot import snapshot_route
 from penstock.node.cluster.snapshot_recovery import SnapshotRecovery, line_of
+from penstock.node.cluster.standby_data import StandbyData
 from penstock.node.cluster.state import (
     LOGS,
     ActiveNode,
-    handover_key,
-    handover_user_key,
     logs_of,
     members_of,
     read_cluster,
@@ -74,15 +74,12 @@ from penstock.node.cluster.tube import MemberTube
 from penstock.node.config.listeners import ListenerSection
 from penstock.node.config.node import NodeConfig
 from penstock.node.data_dir import DataDirectory
-from penstock.node.http import append_audit_entry, health_routes
+from penstock.node.http import health_routes
 from penstock.node.metric_help import METRICS, add_metrics
 from penstock.node.node_broker import reachable
-from penstock.node.replacement import complete_replacement
 from penstock.node.security import NodeSecurity
-from penstock.runtime.io.clock import wall_clock_ms
-from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
-from penstock.runtime.io.files import DirectFiles, Durability
-from penstock.runtime.io.lmdb_environment import LmdbEnvironment
+from penstock.runtime.io.commit_log import CommitLog, LogPosition
+from penstock.runtime.io.files import DirectFiles
 from penstock.runtime.io.loop import freeze_memory
 from penstock.runtime.io.network import bind_error
 from penstock.runtime.io.wal import SEGMENT_BYTES, LoggedEnvironment
@@ -90,36 +87,21 @@ from penstock.runtime.io.wal_segments import SegmentLog
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics
 from penstock.statestore.service.preload import PreloadedKeys
-from penstock.statestore.service.storage import environment_at as statestore_environment
 from penstock.tube.engine.master.master import MasterPeer
 from penstock.tube.master.admin_token import load_or_create_token
-from penstock.tube.master.metadata import environment_at as tube_environment
 
-__all__ = [
-    "ClusterMembership",
-    "restart_process",
-]
+__all__ = ["ClusterMembership"]
 
 _log = logging.getLogger("penstock.cluster")
-
-REFUSAL: Final = "etcd is full: until it has space, nothing can be stored (see /readyz)"
-"""Reason sent to clients."""
-
-MAX_USER: Final = 256
-"""Maximum characters of the user of a handover in the audit trail."""
 
 _LOOK_S: Final = 0.2
 """Maximum seconds between two reads of the leadership key by a standby, and between two checks of an active node; a
 watch of the keys makes them earlier."""
-_SAVE_S: Final = 5.0
-"""Maximum seconds that a node without leadership writes commits to LMDB before it restarts, and that a handover waits
-for its entry of the audit trail."""
-_HANDED_OVER: Final = "its leadership was handed over"
 
 
 class ClusterMembership:
-    """This node in its cluster. Call :meth:`become_active`, run the node with :attr:`logs`, :attr:`clock` and
-    :attr:`tube`, then :meth:`close`.
+    """This node in its cluster. Call :meth:`become_active`, run the node with :attr:`logs`, :attr:`clock`,
+    :attr:`commits` and :attr:`tube`, then :meth:`close`.
 
     ``restart`` replaces the process and does not return; it is called in any thread, with the reason.
 
@@ -139,8 +121,6 @@ class ClusterMembership:
         self.role = "standby"
         self.clock = ClusterClock()
         """The clock of expiry times."""
-        self.keys: PreloadedKeys | None = None
-        """Keys of the state store that the standby of an elected node had; None if it did not follow."""
         self._directory: DataDirectory | None = None
         self._settings = settings_checksums(config)
         self._names = logs_of(section)
@@ -149,11 +129,7 @@ class ClusterMembership:
         """The last reports of all members, of an active node."""
         self._handover = threading.Event()
         self._fencing = threading.Lock()
-        self._refusals: list[Callable[[str], None]] = []
-        self._full: RefusedError | None = None
-        """The error of a full etcd while requests that need space are refused."""
         self._active_environments: list[LoggedEnvironment] = []
-        self._lag_commits = self._lag_s = math.nan
         self._config = config
         self._section = section
         self._client = self._connect()
@@ -168,18 +144,14 @@ class ClusterMembership:
         self._watch: KeyWatch | None = None
         self._draining = False
         """True while the node is being closed: without a lease the process then ends instead of restarting."""
-        self._standby: Standby | None = None
-        self._standby_logs: dict[str, StandbyLog] = {}
-        self._environments: dict[str, LoggedEnvironment] = {}
-        self._stored: dict[str, LogPosition | None] | None = None
-        """Position of each environment while they are not open."""
+        self._data = self._standby_data()
         self._snapshots = SnapshotRecovery(
             self._client,
             self.prefix,
             self.node,
             self._data_dir,
             None if config.http.tls is None else section.http_tls.options.context(),
-            self._release_environments,
+            self._data.release,
         )
         self._snapshot_secret = secrets.token_urlsafe(32)
         """Credential of the members for a snapshot while this node is active."""
@@ -187,17 +159,26 @@ class ClusterMembership:
         self._report = MemberReport(self._client, self.prefix, self.node, f"{socket.gethostname()}:{self._data_dir}")
         self._leadership: Leadership | None = None
         self._logs: EtcdLogs | None = None
-        self._seen_ms = 0
-        """Time of the cluster's clock up to which this node has all commits."""
+        self._handovers = HandoverRequests(self._client, section)
         self.tube = MemberTube(config, self._client, self.prefix, self._closing, self._tell)
         """Broker and standby master of this node, which runs none without ``cluster.tubemq``."""
         self._thread: threading.Thread | None = None
         self._elected = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self.commits = CommitState(self._loop)
+        """Whether commits of an active node wait for etcd, and what is refused meanwhile."""
         self._failure: Exception | None = None
 
     def _connect(self) -> EtcdClient:
         return EtcdClient(self._section.etcd, self._section.login())
+
+    def _standby_data(self) -> StandbyData:
+        return StandbyData(self._client, self._section, self._data_dir, self.clock)
+
+    @property
+    def keys(self) -> PreloadedKeys | None:
+        """Keys of the state store that the standby of an elected node had; None if it did not follow."""
+        return self._data.keys
 
     # Standby
 
@@ -240,7 +221,7 @@ class ClusterMembership:
                     await server.listen(settings)
                 except OSError as error:
                     raise bind_error(error, name, security.listeners[name].bind) from error
-            parts.push_async_callback(asyncio.to_thread, self._close_standby)
+            parts.push_async_callback(asyncio.to_thread, self._close_data)
             parts.push_async_callback(self._join)  # also ends the load of a snapshot
             if self._section.tubemq:
                 await self.tube.start(security, parts, metrics, self._token(), self.trail)
@@ -336,7 +317,7 @@ class ClusterMembership:
                 self._pause()
             except StorageError as failure:
                 self._tell(line_of(failure))
-                self._close_standby()
+                self._close_data()
                 self._pause(INTERVAL_S)
             except Exception as bug:  # noqa: BLE001 - raised by become_active
                 self._failure = bug
@@ -347,7 +328,7 @@ class ClusterMembership:
     def _look(self) -> bool:
         """Read etcd once; returns True if this node was elected."""
         if not self._snapshots.is_loading:
-            self._complete_replacement()
+            self._data.complete_replacement()
         active = self.active = ActiveNode.read(self._client, self.prefix)
         if self._watch is not None:
             self._watch.follow_endpoint()
@@ -360,21 +341,11 @@ class ClusterMembership:
             existing = [name for name, head in heads.items() if head is not None]
             has_log = bool(existing)
             # Otherwise the active node has started another one, or a snapshot was loaded.
-            if not self._snapshots.is_loading and existing and existing != list(self._standby_logs):
-                self._close_standby()
-                self._follow(existing)
-            if self._standby is not None and self._standby.failure is None:
-                positions = self._standby.positions
-                lacks = [head.sequence - positions[name].sequence for name, head in heads.items() if head is not None]
-                self._lag_commits = sum(max(0, count) for count in lacks)
-                if not self._lag_commits:
-                    self._seen_ms = stamp_ms
-                    self._snapshots.has_all_commits()
-                else:  # while commits follow each other, there are always some that it has not read
-                    self._seen_ms = max(self._seen_ms, self._standby.applied_ms)
-                self._lag_s = max(0, stamp_ms - self._seen_ms) / 1000 if self._seen_ms else math.nan
-            else:
-                self._lag_commits = self._lag_s = math.nan
+            if not self._snapshots.is_loading and existing and existing != self._data.names:
+                self._close_data()
+                self._data.follow(existing)
+            if self._data.measure_lag(heads, stamp_ms):
+                self._snapshots.has_all_commits()
             self._put_report()
         if self._report.duplicate_at is not None:
             self._tell(
@@ -386,18 +357,18 @@ class ClusterMembership:
         if self._loads_snapshot(active):
             self._pause()
             return False
-        standby = self._standby
+        standby = self._data.standby
         if standby is not None and standby.failure is not None:
             unloaded = None if active is None else self._snapshots.failure
             self._tell(unloaded or line_of(standby.failure))
             self._pause()
             return False
         if active is not None:
-            if self._standby is not None:
+            if standby is not None:
                 self._tell(None)
             self._pause()
             return False
-        if (reason := self._why_not(has_log=has_log)) is not None:
+        if (reason := self._data.why_not_eligible(has_log=has_log)) is not None:
             self._tell(reason)
             self._pause()
             return False
@@ -420,7 +391,7 @@ class ClusterMembership:
         """Load a snapshot if etcd has deleted commits that this node lacks; returns True while it does."""
         snapshots = self._snapshots
         was_loading = snapshots.is_loading
-        if not snapshots.proceed(active, self._standby):
+        if not snapshots.proceed(active, self._data.standby):
             return False
         if snapshots.is_loading:
             self.problem = snapshots.progress  # not logged
@@ -430,91 +401,8 @@ class ClusterMembership:
             self._report.hasten()  # follow and report with the next look
         return True
 
-    def _release_environments(self) -> Mapping[str, LogPosition | None]:
-        """Close the environments for a snapshot that replaces them; returns their positions."""
-        names = list(self._standby_logs)
-        self._close_standby()
-        self._stored = None
-        return {name: self._stored_position(name) for name in names}
-
-    def _complete_replacement(self) -> None:
-        """Before an environment is opened: one that is replaced later would go back. Raises StorageError."""
-        try:
-            complete_replacement(self._data_dir)
-        except OSError as error:
-            raise StorageError(
-                f"a loaded snapshot cannot be put in its place: {error}",
-                path=str(self._data_dir),
-                hint="check the disk of this node; it continues automatically",
-            ) from error
-
-    def _follow(self, names: Sequence[str]) -> None:
-        """Open the environments with the logs of the active node, and begin to follow."""
-        self._standby_logs = {name: StandbyLog(self._client, self.prefix, name) for name in names}
-        self._environments = {
-            name: LoggedEnvironment(self._lmdb(name), log=log) for name, log in self._standby_logs.items()
-        }
-        preloads = {name: preload for name, preload in self._preloads().items() if name in names}
-        for name, environment in self._environments.items():
-            if (preload := preloads.get(name)) is None:
-                environment.open(lambda _: None)
-            else:
-                preload.open(environment)
-        self._standby = Standby(self._client, self.prefix, self.node, self._environments, self._standby_logs, preloads)
-        self._standby.start()
-
-    def _preloads(self) -> Mapping[str, PreloadedKeys]:
-        """Memory that the standby fills for its election, by log."""
-        self.keys = PreloadedKeys()
-        return {"statestore": self.keys}
-
-    def _lmdb(self, name: str) -> LmdbEnvironment:
-        make = {"statestore": statestore_environment, "mqtt": mqtt_environment, "tube-master": tube_environment}[name]
-        return make(self._data_dir / LOGS[name], Durability.DURABLE)
-
-    def _close_standby(self) -> None:
-        """Stop following; LMDB then has every commit that was received. Only an elected node uses what it preloaded."""
-        standby, self._standby = self._standby, None
-        if standby is not None:
-            standby.close()
-            if self._leadership is not None:
-                standby.catch_up()
-            if standby.clock_offset is not None:
-                self.clock.received(standby.clock_term, standby.clock_offset)
-        if self._leadership is None:
-            self.keys = None
-        self._standby_logs = {}
-        environments, self._environments = self._environments, {}
-        for environment in environments.values():
-            environment.close()
-
-    def _why_not(self, *, has_log: bool) -> str | None:
-        """Return the reason why this node may not stand for election; None if it may."""
-        if self._standby is not None:
-            return why_not_eligible(self._client, self.prefix, self._standby.positions)
-        if self._stored is None:
-            self._stored = {name: self._stored_position(name) for name in self._names}
-        stored = self._stored
-        if has_log:
-            return why_not_eligible(self._client, self.prefix, stored)
-        member = [name for name, position in stored.items() if position is not None and not position.epoch]
-        if member and not self._section.new_log:
-            return (
-                f"etcd has no log of the cluster {self._section.name!r}, and this data directory belongs to a cluster:"
-                " etcd was emptied, or `cluster.name` has changed; on the node with the newest data, set"
-                " `cluster.new_log: true`"
-            )
-        return None
-
-    def _stored_position(self, name: str) -> LogPosition | None:
-        if not (self._data_dir / LOGS[name] / "data.mdb").exists():
-            return None
-        environment = self._lmdb(name)
-        try:
-            stored = environment.open(lambda transaction: transaction.get(b"log", db=environment.tables["meta"]))
-        finally:
-            environment.close()
-        return None if stored is None else decode_position(stored)
+    def _close_data(self) -> None:
+        self._data.close(elected=self._leadership is not None)
 
     def _description(self) -> str:
         """The value of the leadership key."""
@@ -576,6 +464,7 @@ class ClusterMembership:
             stamp=partial(self.clock.stamp, self._leadership.term),
             on_fenced=self._fence,
         )
+        self.commits.use(logs)
         return logs.logs
 
     def snapshot_route(self, backups: Callable[[], Backups | None]) -> Route:
@@ -635,48 +524,9 @@ class ClusterMembership:
         self._fence("its lease may have expired")
         return False
 
-    def failure(self) -> StorageError | None:
-        """Return the reason why acknowledgements wait for etcd; None if they do not."""
-        if (full := self._full) is not None:
-            return OutOfSpaceError("cluster: etcd is full, commits wait", why=full.what, hint=full.hint)
-        if (waited_s := self._wait_s()) < 1:
-            return None
-        return StorageError(
-            f"cluster: commits have been waiting for etcd for {int(waited_s)} s",
-            why="no majority of the etcd members answers",
-            hint="check the etcd members; the node continues automatically",
-        )
-
-    def refusing(self, refuse: Callable[[str], None], refuse_changes: Callable[[str], None]) -> Callable[[str], None]:
-        """Call ``refuse`` and ``refuse_changes`` with a reason while etcd is full, and return the function that calls
-        ``refuse`` for a full disk, on which commits that need no space still end."""
-        reasons = {"disk": "", "etcd": ""}
-
-        def change(source: str, reason: str) -> None:
-            reasons[source] = reason
-            refuse(reasons["disk"] or reasons["etcd"])
-            refuse_changes(reasons["etcd"])
-
-        self._refusals.append(partial(change, "etcd"))
-        return partial(change, "disk")
-
-    def _refuse_while_full(self) -> None:
-        """Refuse what needs space while etcd is full; the reason is shown after that, and removed after its end."""
-        full = None if self._logs is None else self._logs.full
-        if (full is None) != (self._full is None):
-            for change in self._refusals:
-                self._loop.call_soon_threadsafe(change, "" if full is None else REFUSAL)
-            self._full = full
-
-    def _wait_s(self) -> float:
-        """Seconds that the oldest commit has been waiting for etcd."""
-        waiting = [] if self._logs is None else [log.waiting_since_ms for log in self._logs.logs.values()]
-        since = min((each for each in waiting if each is not None), default=None)
-        return 0.0 if since is None else max(0, wall_clock_ms() - since) / 1000
-
     def snapshot(self) -> ClusterSnapshot:
         """Read the state of the cluster from etcd, of an active node; blocks. Raises UnavailableError, RefusedError."""
-        return read_cluster(self._section, self._console_client, self._wait_s())
+        return read_cluster(self._section, self._console_client, self.commits.wait_s)
 
     def add_metrics(self, metrics: Metrics) -> None:
         """Add the metrics of a node in any role."""
@@ -690,10 +540,10 @@ class ClusterMembership:
             "active": int(active),
             "blocked": int(not active and self.problem is not None),
             "term": 0 if self._leadership is None else self._leadership.term,
-            "lag_commits": 0 if active else self._lag_commits,
-            "lag_seconds": 0 if active else self._lag_s,
+            "lag_commits": 0 if active else self._data.lag_commits,
+            "lag_seconds": 0 if active else self._data.lag_s,
             "ready_standbys": self._ready_standbys() if active else 0,
-            "commit_wait_seconds": self._wait_s(),
+            "commit_wait_seconds": self.commits.wait_s,
             "snapshots": self._snapshots.loaded,
             "snapshots_failed": self._snapshots.failed,
             "log_bytes": 0 if self._logs is None else self._logs.stored_bytes(),
@@ -707,12 +557,12 @@ class ClusterMembership:
             if self._closing.is_set():
                 return
             self.may_send()
-            self._refuse_while_full()
+            self.commits.refuse_while_full()
             try:
                 if self._handover.is_set():
                     self._hand_over()
                 elif self._handover_requested():
-                    self._record_handover()
+                    self._handovers.record(self.trail)
                     self._hand_over()
                 if self._report.is_due:
                     self._put_report()
@@ -725,29 +575,9 @@ class ClusterMembership:
     def _handover_requested(self) -> bool:
         assert self._leadership is not None
         assert self._watch is not None
-        answer = self._client.once("KV/Range", pb.RangeRequest(key=handover_key(self.prefix)), pb.RangeResponse)
+        requested = self._handovers.is_requested(self._leadership.term)
         self._watch.follow_endpoint()
-        return bool(answer.kvs) and answer.kvs[0].value == str(self._leadership.term).encode()
-
-    def _record_handover(self) -> None:
-        """Write an entry of the audit trail for a handover that was requested through etcd, whose user is the one that
-        the command reported."""
-        first, last = handover_key(self.prefix), handover_user_key(self.prefix)
-        request = pb.RangeRequest(key=first, range_end=last + b"\0")
-        found = {entry.key: entry for entry in self._client.once("KV/Range", request, pb.RangeResponse).kvs}
-        asked, user = found.get(first), found.get(last)
-        if asked is None or user is None or user.mod_revision != asked.mod_revision:
-            user = None  # a command of an earlier version puts none, and that of an earlier handover is still there
-        row = {
-            "server": "node",
-            "method": "handover",
-            "credential": "etcd",
-            "address": "",
-            "user": user.value.decode(errors="replace")[:MAX_USER] if user is not None else "",
-            "parameters": {"cluster": self._section.name, "node": self.node},
-            "result": True,
-        }
-        _in_time(partial(append_audit_entry, self.trail, row))  # a hung disk is a reason for it
+        return requested
 
     def masters(self) -> list[MasterPeer]:
         """The TubeMQ masters of the cluster, of an active node."""
@@ -791,7 +621,7 @@ class ClusterMembership:
         # While clients are served: after the resignation they wait for the end of this process.
         self._save_in_time()
         self._leadership.resign()
-        self._fence(_HANDED_OVER)
+        self._fence(HANDED_OVER)
 
     def _fence(self, reason: str) -> None:
         if self._closing.is_set():
@@ -804,11 +634,11 @@ class ClusterMembership:
             self._restart(reason)
 
     def _save_in_time(self) -> None:
-        """:meth:`_save`, for :data:`_SAVE_S` at most: a disk may hang.
+        """Call :meth:`_save` for a limited time: a disk may hang.
 
         If the event loop finds that this node was fenced, this blocks the loop: nothing may be answered any more.
         """
-        _in_time(self._save)
+        write_in_time(self._save)
 
     def _save(self) -> None:
         """Write what was committed to LMDB: if etcd was restored from a backup, it has lost commits, and a node that
@@ -822,16 +652,13 @@ class ClusterMembership:
     # Both
 
     def _put_report(self) -> None:
-        applied: dict[str, int] = {}
-        if self._standby is not None and self._standby.has_read:
-            applied = {name: position.sequence for name, position in self._standby.positions.items()}
         report = {
             "version": penstock.__version__,
             "mqtt": _address(self._config.mqtt),
             "http": _address(self._config.http),
             "tube_master": self._tube_master(),
-            "applied": applied,
-            "seen_ms": self._seen_ms,
+            "applied": self._data.applied(),
+            "seen_ms": self._data.seen_ms,
             "problem": self.problem,
             "loading": self._snapshots.is_loading,
             "settings": self._settings,
@@ -864,25 +691,6 @@ class ClusterMembership:
     def closing(self) -> None:
         """Begin to close: from now on a lost lease ends the process."""
         self._draining = True
-
-
-def restart_process(reason: str) -> None:
-    """Replace this process by a new one with the same arguments, in any thread; no other code of it runs any more."""
-    level = logging.INFO if reason == _HANDED_OVER else logging.ERROR
-    _log.log(level, "this node is not active any more and restarts as a standby: %s", reason)
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-    try:
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command line
-    finally:  # the interpreter was removed: nothing may continue
-        os._exit(1)
-
-
-def _in_time(write: Callable[[], object]) -> None:
-    """Call ``write`` in a thread, and wait :data:`_SAVE_S` at most: a disk may hang."""
-    writing = threading.Thread(target=write, name="cluster save", daemon=True)
-    writing.start()
-    writing.join(_SAVE_S)
 
 
 def _address(listener: ListenerSection) -> str:

@@ -1,11 +1,8 @@
-"""Keys of a cluster in etcd besides its logs: active node, reports of members, handover; and the cluster as a whole."""
+"""Keys of a cluster in etcd besides its logs: active node, reports of members; and the cluster as a whole."""
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -24,14 +21,11 @@ __all__ = [
     "ActiveNode",
     "decode_object",
     "etcd_snapshot",
-    "handover_key",
-    "handover_user_key",
     "logs_of",
     "member_key",
     "members_of",
     "read_cluster",
     "read_reports",
-    "request_handover",
     "snapshot_key",
 ]
 
@@ -161,31 +155,6 @@ def read_reports(client: EtcdClient, prefix: str) -> list[dict[str, Any]]:
     first = member_key(prefix, "")
     entries = client.call("KV/Range", pb.RangeRequest(key=first, range_end=first[:-1] + b"0"), pb.RangeResponse).kvs
     return [decode_object(entry.value) for entry in entries]
-
-
-def request_handover(section: ClusterSection, client: EtcdClient, term: int) -> None:
-    """Request that the active node of ``term`` hands over. Raises UnavailableError, RefusedError."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = str(os.getuid())
-    user = f"{user}@{socket.gethostname()}"
-    puts = [
-        pb.PutRequest(key=handover_user_key(section.prefix), value=user.encode()),
-        pb.PutRequest(key=handover_key(section.prefix), value=str(term).encode()),
-    ]
-    request = pb.TxnRequest(success=[pb.RequestOp(request_put=put) for put in puts])
-    client.call("KV/Txn", request, pb.TxnResponse)
-
-
-def handover_key(prefix: str) -> bytes:
-    """Key of the term that is to hand over."""
-    return f"{prefix}handover".encode()
-
-
-def handover_user_key(prefix: str) -> bytes:
-    """Key of the user who requested the handover, of the same revision."""
-    return f"{prefix}handover-user".encode()
 
 
 def snapshot_key(prefix: str) -> bytes:
