@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,10 @@ FORMAT = 1
 class DataDirectory:
     """The directory at ``path``, locked until ``close``. Context manager.
 
-    Record created environments with ``keep``.
+    Record created environments with ``keep``. ``replicated``: names of those that the cluster of the node has as well.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, replicated: Collection[str] = ()) -> None:
         """Create it if it is missing, lock it, and check its format and completeness.
 
         Raises:
@@ -64,7 +64,7 @@ class DataDirectory:
         try:
             self._complete_replacement()
             self._kept = self._read_format()
-            self._check_kept()
+            self._check_kept(replicated)
         except BaseException:
             self._lock.close()
             raise
@@ -164,7 +164,7 @@ class DataDirectory:
             )
         return kept
 
-    def _check_kept(self) -> None:
+    def _check_kept(self, replicated: Collection[str]) -> None:
         for name in self._kept:
             file = self.path / name / "data.mdb"
             if not file.is_file():
@@ -172,7 +172,10 @@ class DataDirectory:
                     f"data directory {self.path} has lost {name}/data.mdb",
                     path=str(file),
                     why="an earlier start created it; without it the node would start empty",
-                    hint=f"restore the whole directory from one backup; or, to start without its content, remove "
+                    hint=f"remove {name!r} from the list in {self._format}: the node then loads its content from the "
+                    "cluster"
+                    if name in replicated
+                    else f"restore the whole directory from one backup; or, to start without its content, remove "
                     f"{name!r} from the list in {self._format}",
                 )
 

@@ -241,3 +241,17 @@ async def test_the_lag_of_a_standby_that_always_has_commits_to_read_is_the_age_o
     assert not node._look()
     values = node.metric_values()
     assert (values["lag_commits"], values["lag_seconds"]) == (10, 0.5)
+
+
+async def test_a_member_that_lost_replicated_data_says_that_the_cluster_has_them(tmp_path: Path) -> None:
+    (tmp_path / "format.json").write_text(json.dumps({"format": 1, "environments": ["mqtt"]}))
+    node = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=SECTION), lambda _: None)
+    try:
+        with pytest.raises(StorageError, match=r"has lost mqtt/data\.mdb") as caught:
+            await node.become_active()
+    finally:
+        await node.close()
+    hint = (
+        f"remove 'mqtt' from the list in {tmp_path / 'format.json'}: the node then loads its content from the cluster"
+    )
+    assert caught.value.hint == hint

@@ -144,7 +144,9 @@ def test_settings_that_are_not_those_of_the_active_node_are_named(tmp_path: Path
 async def test_the_active_node_knows_its_members_by_their_reports(tmp_path: Path) -> None:
     section = SECTION.model_copy(update={"etcd": ["127.0.0.1:1"]})
     member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), lambda _: None)
-    member._logs = cast(Any, SimpleNamespace(logs={"mqtt": SimpleNamespace(sequence=MOST_LAG + 10)}, full=None))
+    member._logs = cast(
+        Any, SimpleNamespace(logs={"mqtt": SimpleNamespace(sequence=MOST_LAG + 10)}, close=lambda: None)
+    )
     member.clock.offset_ms = 62_000 - boot_ms()
     try:
         assert member.member_warnings() == (), "it has not read the reports yet"

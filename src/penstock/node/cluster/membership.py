@@ -197,7 +197,7 @@ class ClusterMembership:
             security.tube_denials, security.tube_certificates = self.tube.denials, self.tube.certificates
             parts.callback(security.close)
             security.check_certificates()
-            self._directory = DataDirectory(config.data_dir)
+            self._directory = DataDirectory(config.data_dir, [LOGS[name] for name in self._names])
             metrics = Metrics()
             self.add_metrics(metrics)
             routes = [
