@@ -301,7 +301,7 @@ class ClusterMembership:
         return [(each.code, PenstockError(each.what, why=each.why, hint=each.hint)) for each in reasons]
 
     def member_warnings(self) -> tuple[Reason, ...]:
-        """What needs attention in the members of the cluster, of an active node."""
+        """Warnings about the members of the cluster, of an active node."""
         return tuple(member_reasons(self.members()))
 
     def _stand_by(self) -> None:

@@ -22,7 +22,7 @@ def settings_checksums(config: NodeConfig) -> dict[str, int]:
     """
     settings: dict[str, object] = {
         "bridges": [bridge.model_dump(exclude_defaults=True) for bridge in config.bridges],
-        "mqtt.limits": config.mqtt.limits.model_dump(exclude_defaults=True),
+        "mqtt.limits": config.mqtt.model_dump(include={"limits"}, exclude_defaults=True),
         "rules": [rule.model_dump(exclude_defaults=True) for rule in config.rules],
         "statestore": config.statestore.model_dump(exclude_defaults=True),
         "tube.topics": {name: topic.model_dump(exclude_defaults=True) for name, topic in config.tube.topics.items()},

@@ -42,7 +42,7 @@ class StandbyData:
         self.keys: PreloadedKeys | None = None
         """Keys of the state store, which an elected node uses; None if it did not follow."""
         self.lag_commits = self.lag_s = math.nan
-        """What this node lacks, and for how long; NaN: not known."""
+        """Commits that this node lacks, and for how many seconds; NaN: not known."""
         self.seen_ms = 0
         """Time of the cluster's clock up to which this node has all commits."""
         self.environments: dict[str, LoggedEnvironment] = {}
