@@ -370,10 +370,15 @@ async def test_a_node_without_the_data_of_the_cluster_loads_a_snapshot_and_takes
         assert (retained.topic, retained.payload) == (f"retained/{name}", payload)
 
 
+@pytest.mark.nightly
 async def test_a_bridge_continues_on_the_other_node_and_its_queue_survives_a_node_that_does_not_list_it(
     two: list[NodeProcess],
 ) -> None:
-    """While a configuration is rolled out, only one of the nodes has the bridge."""
+    """While a configuration is rolled out, only one of the nodes has the bridge.
+
+    By day: test_the_queue_of_a_bridge_that_another_node_of_the_cluster_lists_remains in tests/unit/mqtt/test_bridge.py,
+    and test_settings_that_are_not_those_of_the_active_node_are_named in tests/unit/node/test_cluster_snapshot.py.
+    """
     port = free_port()
     bridge = {"name": "cloud", "url": f"mqtt://127.0.0.1:{port}", "topics": [{"filter": "line/#"}]}
     first, second = two
