@@ -74,9 +74,11 @@ def each_reconciled(pipeline: Pipeline, state: StoragePath, count: Count) -> Ite
     dead = None if pipeline.dead_letters is None else pipeline.dead_letters.location
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
+        # Read before the ledger, which has a batch before it is committed: a run may be active.
+        committed = Checkpoint(layout.checkpoint(state, name)).last_committed()
         entries = ledger.entries(name)
         counts = QueryCounts.of(entries)
-        off = [*_chain(entries), *_balance(sink_plan, entries)]
+        off = [*_chain(entries, committed), *_balance(sink_plan, entries)]
         unknown: list[str] = []
         for sink in (sink_plan.sink, *sink_plan.late_sinks):
             compare = COMPARISONS[sink.kind]
@@ -93,8 +95,15 @@ def each_reconciled(pipeline: Pipeline, state: StoragePath, count: Count) -> Ite
         yield QueryReconciliation(name, counts, tuple(off), tuple(unknown))
 
 
-def _chain(entries: list[LedgerEntry]) -> Iterator[str]:
-    """Check that each batch begins at the end of the previous one."""
+def _chain(entries: list[LedgerEntry], committed: int | None) -> Iterator[str]:
+    """Check that each batch begins at the end of the previous one, and that none is missing from the first one to the
+    last one that was ``committed`` in the checkpoint."""
+    if entries and entries[0].batch:
+        yield f"the ledger begins with batch {entries[0].batch}"
+    last = entries[-1].batch if entries else None
+    if committed is not None and (last is None or last < committed):
+        ends = "has no batch" if last is None else f"ends with batch {last}"
+        yield f"the checkpoint has committed batch {committed}, the ledger {ends}"
     for before, entry in itertools.pairwise(entries):
         if entry.batch != before.batch + 1:
             yield f"after batch {before.batch} comes batch {entry.batch}"
@@ -285,28 +294,27 @@ def _delta(
     try:
         log = DeltaLog(path)
         first = log.first
-        found = {
-            version.transactions[writer]: sum(file.records or 0 for file in version.added)
-            for version in (log.versions(first - 1) if first is not None else ())
-            if writer in version.transactions
-        }
+        found: dict[int, list[int]] = {}
+        for version in log.versions(first - 1) if first is not None else ():
+            if (number := version.transactions.get(writer)) is not None:
+                found.setdefault(number, []).append(sum(file.records or 0 for file in version.added))
     except PenstockError as error:
         return Differences([], [error.what])
     off, older = [], 0
     for batch, count in written.items():
-        if not count:
-            continue
-        if batch in migrated:
-            if migrated[batch] != count:
-                off.append(f"{path} has {migrated[batch]} rows of batch {batch}, the ledger has {count}")
-            continue
-        if batch not in found:
+        versions = found.get(batch, [])
+        if len(versions) > 1:
+            off.append(f"{path} has batch {batch} in {len(versions)} versions")
+        held = migrated.get(batch, sum(versions) if versions else None)
+        if held is None:
+            if not count:
+                continue
             if first and batch < min(found, default=batch + 1):
                 older += 1
             else:
                 off.append(f"{path} lacks batch {batch}, which has {count} rows in the ledger")
-        elif mode == "append" and found[batch] != count:
-            off.append(f"{path} has {found[batch]} rows of batch {batch}, the ledger has {count}")
+        elif (mode == "append" or batch in migrated or not count) and held != count:
+            off.append(f"{path} has {held} rows of batch {batch}, the ledger has {count}")
     unknown = [f"the log of {path} starts at version {first}: {older} batches are older"] if older else []
     return Differences(off, unknown)
 

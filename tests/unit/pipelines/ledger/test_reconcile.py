@@ -139,9 +139,11 @@ def delta(root: Path, mode: str, versions: list[tuple[int, int]], first: int = 0
         ("append", [(0, 4), (1, 3), (2, 9)], None),
         ("append", [(0, 4)], "delta lacks batch 1, which has 3 rows in the ledger"),
         ("append", [(0, 4), (1, 2)], "delta has 2 rows of batch 1, the ledger has 3"),
+        ("append", [(0, 4), (1, 1), (1, 2)], "delta has batch 1 in 2 versions"),
         # Rows of a merge take the place of others, so their number says nothing.
         ("merge", [(0, 4), (1, 1)], None),
         ("merge", [(1, 3)], "delta lacks batch 0, which has 4 rows in the ledger"),
+        ("merge", [(0, 4), (1, 3), (1, 3)], "delta has batch 1 in 2 versions"),
     ],
 )
 def test_a_delta_table_is_compared_batch_by_batch(
@@ -151,6 +153,38 @@ def test_a_delta_table_is_compared_batch_by_batch(
     (account,) = reconcile(run.pipeline, run.state, ten)
     assert account.unknown == ()
     assert [text.endswith(off or "-") for text in account.off] == ([] if off is None else [True])
+
+
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_rows_of_a_batch_that_had_none_are_reported(tmp_path: Path, mode: str) -> None:
+    """A batch that is repeated with other data, such as another value of a lookup, may have had rows before."""
+    run = delta(tmp_path, mode, [(0, 4), (1, 3)])
+    run.change(1, out=0, filtered=3)
+    (account,) = reconcile(run.pipeline, run.state, ten)
+    assert account.off == (f"{run.root}/delta has 3 rows of batch 1, the ledger has 0",)
+
+
+def test_batches_that_the_ledger_lacks_are_reported(run: RecordedRun) -> None:
+    for log in ("offsets", "commits"):
+        directory = run.state / "checkpoints/rows" / log
+        directory.mkdir(parents=True)
+        for batch in range(2):
+            (directory / str(batch)).touch()
+    (account,) = reconcile(run.pipeline, run.state, ten)
+    assert account.off == ()
+    # The next one has begun: its plan is stored.
+    (run.state / "checkpoints/rows/offsets/2").touch()
+    (account,) = reconcile(run.pipeline, run.state, ten)
+    assert account.off == ()
+    (run.state / "checkpoints/rows/commits/2").touch()
+    (account,) = reconcile(run.pipeline, run.state, ten)
+    assert account.off == ("the checkpoint has committed batch 2, the ledger ends with batch 1",)
+    (run.state / "ledger/rows/0.json").unlink()
+    (account,) = reconcile(run.pipeline, run.state, lambda *_: 4)
+    assert account.off[0] == "the ledger begins with batch 1"
+    (run.state / "ledger/rows/1.json").unlink()
+    (account,) = reconcile(run.pipeline, run.state, lambda *_: 0)
+    assert account.off[0] == "the checkpoint has committed batch 2, the ledger has no batch"
 
 
 def test_batches_that_a_delta_table_has_forgotten_are_unknown(tmp_path: Path) -> None:
