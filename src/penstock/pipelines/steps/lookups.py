@@ -10,9 +10,11 @@ the batch (``state_dir.changes``). Workers have them in memory.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,10 +179,22 @@ def index_dataset(data: bytes, fields: Sequence[str]) -> DatasetIndex:
 
 
 def text_of(value: object) -> str | None:
-    """Convert a JSON scalar to text as Spark does: 5, 5.0, true. None (never matches) for null, objects, arrays."""
+    """Convert a JSON scalar to text as Spark does: 5, 5.0, 1.0E7, true. None (never matches): null, object, array."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value) if isinstance(value, str | int | float) else None
+    if isinstance(value, float):
+        return _double_text(value)
+    return str(value) if isinstance(value, str | int) else None
+
+
+def _double_text(value: float) -> str:
+    """Return ``value`` as Java does: with an exponent unless it is 0, or from 0.001 to 10 million."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7 or math.isinf(value):
+        return str(value).replace("inf", "Infinity")
+    sign, digits, exponent = Decimal(str(value)).as_tuple()
+    assert isinstance(exponent, int), "the number is finite"
+    rest = "".join(map(str, digits[1:])).rstrip("0") or "0"
+    return f"{'-' * sign}{digits[0]}.{rest}E{len(digits) - 1 + exponent}"
 
 
 def _objects(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:

@@ -27,6 +27,24 @@ def test_several_fields_are_compared_as_text() -> None:
     assert [text_of(value) for value in scalars] == ["5", "5.0", "false", "é", None, None]
 
 
+@pytest.mark.parametrize(
+    ("text", "of_spark"),
+    [
+        ("0.0", "0.0"),
+        ("-0.001", "-0.001"),
+        ("0.00099", "9.9E-4"),
+        ("9999999.5", "9999999.5"),
+        ("1e7", "1.0E7"),
+        ("-12345678.5", "-1.23456785E7"),
+        ("12000000000000000000000.0", "1.2E22"),
+        ("1.7976931348623157e308", "1.7976931348623157E308"),
+    ],
+)
+def test_a_number_has_the_text_that_spark_gives_a_double(text: str, of_spark: str) -> None:
+    """Otherwise a column of this value would not match."""
+    assert set(index_dataset(f'{{"n":{text}}}'.encode(), ["n"])) == {(of_spark,)}
+
+
 def test_an_empty_dataset_has_no_objects() -> None:
     assert index_dataset(b"", ["id"]) == index_dataset(b"[]", ["id"]) == index_dataset(b"\n", ["id"]) == {}
 
