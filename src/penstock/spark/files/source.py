@@ -549,10 +549,12 @@ def _parquet(entry: FileEntry) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     row = 0
-    for found in pq.ParquetFile(entry.path).iter_batches(batch_size=10_000):
-        values = json_objects(found, entry.columns or {})
-        yield _batch(entry, values, list(range(row, row + len(values))))
-        row += len(values)
+    # By default Spark writes timestamps as INT96, which Arrow reads as nanoseconds: years after 2262 would be others.
+    with pq.ParquetFile(entry.path, coerce_int96_timestamp_unit="us") as file:
+        for found in file.iter_batches(batch_size=10_000):
+            values = json_objects(found, entry.columns or {})
+            yield _batch(entry, values, list(range(row, row + len(values))))
+            row += len(values)
 
 
 def json_objects(rows: pa.RecordBatch, constants: Mapping[str, Any]) -> list[bytes]:

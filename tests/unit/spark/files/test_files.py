@@ -95,6 +95,17 @@ def test_rows_of_parquet_are_json(tmp_path: Path) -> None:
     assert [entry.records for entry in entries(tmp_path, "parquet")] == [2]
 
 
+def test_times_of_parquet_that_spark_writes_are_in_all_years(tmp_path: Path) -> None:
+    """INT96, Spark's default, has nanoseconds; many tables have the end of the year 9999 for "no end"."""
+    times = [datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC), datetime(1, 1, 1, tzinfo=UTC)]
+    table = pa.table({"at": pa.array(times, pa.timestamp("us", "UTC"))})
+    pq.write_table(table, tmp_path / "x.parquet", use_deprecated_int96_timestamps=True)
+    assert [json.loads(row["value"])["at"] for row in rows(tmp_path, "parquet")] == [
+        "9999-12-31T23:59:59.999999Z",
+        "0001-01-01T00:00:00Z",
+    ]
+
+
 def options(root: Path, **given: str) -> dict[str, str]:
     (root / "in").mkdir(exist_ok=True)
     base = {"path": str(root / "in"), "content": "lines", "skiplines": "0", "maxfiles": "2"}
