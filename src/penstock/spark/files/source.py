@@ -18,6 +18,8 @@ import gzip
 import json
 import math
 import os
+import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -582,8 +584,14 @@ def json_objects(rows: pa.RecordBatch, constants: Mapping[str, Any]) -> list[byt
     return [f"{{{', '.join(texts)}}}".encode() for texts in zip(*encoded, strict=True)]
 
 
+_DECIMAL = secrets.token_hex(8)
+"""Begin of a text that stands for a number, since ``json`` has no way to write one with all its digits."""
+_MARKED = re.compile(f'"{_DECIMAL}([^"]*)"')
+
+
 def _as_json(value: object) -> str:
-    return json.dumps(value, default=_as_text, ensure_ascii=False)
+    text = json.dumps(value, default=_as_text, ensure_ascii=False)
+    return _MARKED.sub(r"\1", text) if _DECIMAL in text else text
 
 
 def _as_text(value: object) -> object:
@@ -595,8 +603,7 @@ def _as_text(value: object) -> object:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Decimal):
-        # Kept as a JSON number, because text would lose its type.
-        return float(value) if value.as_tuple().exponent != 0 else int(value)
+        return f"{_DECIMAL}{value:f}"
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return str(value)

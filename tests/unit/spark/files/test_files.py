@@ -95,6 +95,24 @@ def test_rows_of_parquet_are_json(tmp_path: Path) -> None:
     assert [entry.records for entry in entries(tmp_path, "parquet")] == [2]
 
 
+def test_decimals_in_nested_columns_have_all_digits(tmp_path: Path) -> None:
+    texts = ["12345678901234567890.123456789012345678", "-0.000000000000000001", "100.000000000000000000"]
+    exact = [Decimal(text) for text in texts]
+    kind = pa.decimal128(38, 18)
+    table = pa.table(
+        {
+            "plain": pa.array(exact[:1], kind),
+            "of": pa.array(
+                [{"all": exact, "name": 'a"b'}], pa.struct([("all", pa.list_(kind)), ("name", pa.string())])
+            ),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    (row,) = rows(tmp_path, "parquet")
+    found = json.loads(row["value"], parse_float=str)
+    assert found == {"plain": texts[0], "of": {"all": texts, "name": 'a"b'}}
+
+
 def test_times_of_parquet_that_spark_writes_are_in_all_years(tmp_path: Path) -> None:
     """INT96, Spark's default, has nanoseconds; many tables have the end of the year 9999 for "no end"."""
     times = [datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC), datetime(1, 1, 1, tzinfo=UTC)]
