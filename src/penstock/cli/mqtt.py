@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
@@ -122,7 +123,7 @@ def sub_command(
             option="--session-expiry",
             hint="set --client-id as well",
         )
-    client = _client(access, session_expiry_s=round(session_expiry))
+    client = _client(access, session_expiry_s=math.ceil(session_expiry))
     _report_outages(client)
 
     async def listen() -> int:
@@ -211,7 +212,7 @@ def _properties(user: list[str] | None, content_type: str | None, expiry: float 
     return Properties(
         user_properties=pairs,
         content_type=content_type,
-        message_expiry_interval=None if expiry is None else round(expiry),
+        message_expiry_interval=None if expiry is None else math.ceil(expiry),  # 0: expired
     )
 
 

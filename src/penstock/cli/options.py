@@ -190,13 +190,23 @@ DURATION: Final = "DURATION"
 """Metavar of durations: a number with a unit (ms, s, m, h, d); a bare number is seconds."""
 
 
-def duration_option(*names: str, text: str, at_least_s: float = 0.0, default: str | None = None, **more: Any) -> Any:
-    """Option whose value is a duration or ``forever``; the command gets seconds. The help shows ``default``."""
+def duration_option(
+    *names: str,
+    text: str,
+    at_least_s: float = 0.0,
+    default: str | None = None,
+    or_forever: bool = False,
+    **more: Any,
+) -> Any:
+    """Option whose value is a duration; the command gets seconds. The help shows ``default``.
+
+    ``or_forever``: the value may be ``forever``, for which the command gets infinity.
+    """
 
     def seconds(value: str | float) -> float:
         if isinstance(value, int | float):
             return value
-        if value == "forever":
+        if or_forever and value == "forever":
             return math.inf
         from penstock.runtime.config.values import duration_ms
 
@@ -206,7 +216,8 @@ def duration_option(*names: str, text: str, at_least_s: float = 0.0, default: st
         return found
 
     more |= {"parser": seconds, "metavar": DURATION, "show_default": default or False}
-    return Option(*names, help=f"{text} A bare number is seconds.", **more)
+    end = "; forever has no end." if or_forever else "."
+    return Option(*names, help=f"{text} A bare number is seconds{end}", **more)
 
 
 def size_option(*names: str, text: str, default: str | None = None, **more: Any) -> Any:

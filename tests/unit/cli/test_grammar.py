@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -86,7 +88,7 @@ def test_durations_and_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("500ms", 0.5), ("10s", 10), ("1.5m", 90), ("2h", 7200), ("1d", 86_400), ("7", 7), ("forever", float("inf"))],
+    [("500ms", 0.5), ("10s", 10), ("1.5m", 90), ("2h", 7200), ("1d", 86_400), ("7", 7)],
 )
 def test_a_duration(text: str, seconds: float) -> None:
     context = LEAVES["kv", "get"].make_context("get", ["key", "--timeout", text])
@@ -100,6 +102,24 @@ def test_every_duration_accepts_a_unit_and_a_bare_number() -> None:
     for path, _, parameter in found:
         context = typer.Context(LEAVES[tuple(path.split())])
         assert [parameter.process_value(context, text) for text in ("5", "5s", "5000ms", "2m")] == [5, 5, 5, 120]
+
+
+def test_forever_is_accepted_only_where_a_command_can_do_without_an_end() -> None:
+    """Elsewhere it would be a number that no request has: an interval of MQTT, a time to live, a pause."""
+    found = {}
+    for path, name, parameter in _options():
+        if parameter.metavar == "DURATION":
+            with suppress(typer.BadParameter):
+                found[path, name] = parameter.process_value(typer.Context(LEAVES[tuple(path.split())]), "forever")
+    assert found == dict.fromkeys(
+        [
+            ("pipeline dead-letter purge", "--older-than"),
+            ("pipeline maintain", "--retention"),
+            ("pipeline run", "--wait"),
+            ("tube produce", "--wait"),
+        ],
+        math.inf,
+    )
 
 
 @pytest.mark.parametrize(("text", "size"), [("512KiB", 1 << 19), ("64MiB", 1 << 26), ("4GiB", 1 << 32), ("7", 7)])

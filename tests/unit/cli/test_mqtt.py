@@ -89,7 +89,7 @@ def test_pub(penstock: Command, broker: Broker, tmp_path: Path) -> None:
     assert penstock("mqtt", "pub", "in/2", "--file", str(binary), "-q", "0", *options).status == 0
     assert penstock("mqtt", "pub", "in/3", "--file", "-", "-q", "1", *options, stdin=b"piped\n").status == 0
     assert penstock("mqtt", "pub", "in/4", "--lines", *options, stdin=b"one\r\ntwo\n").status == 0
-    done = penstock("mqtt", "pub", "in/5", "", "--json", "--retain", *options)
+    done = penstock("mqtt", "pub", "in/5", "", "--json", "--retain", "--expiry", "400ms", *options)
     assert json.loads(done.out) == {"topic": "in/5", "bytes": 0, "qos": 1, "reason_code": 0}
     first = broker.got[0].properties
     assert (first.user_properties, first.content_type, first.message_expiry_interval) == (
@@ -98,6 +98,7 @@ def test_pub(penstock: Command, broker: Broker, tmp_path: Path) -> None:
         60,
     )
     assert (first.response_topic, first.correlation_data) == ("r", b"c")
+    assert broker.got[-1].properties.message_expiry_interval == 1, "0 would be a message that has expired"
     assert sorted((m.topic, m.payload) for m in broker.got) == [
         ("in/1", b"text"),
         ("in/2", b"\x00\xff\n"),

@@ -587,7 +587,9 @@ def dead_purge(
     older_than: Annotated[
         float,
         duration_option(
-            text="Only records that their source received longer ago than this, or that have no time.", default=""
+            text="Only records that their source received longer ago than this, or that have no time.",
+            default="",
+            or_forever=True,
         ),
     ],
     every: Annotated[bool, typer.Option("--all", help="Include open and corrected letters.")] = False,

@@ -65,7 +65,10 @@ Live = Annotated[
     bool,
     typer.Option("--live", help="Replay into sinks that are not tables as well; the pipeline must not run."),
 ]
-Wait = Annotated[float, duration_option(text="Wait this long for the lease of another run, or forever.", default="60s")]
+Wait = Annotated[
+    float,
+    duration_option(text="Wait this long for the lease of another run.", default="60s", or_forever=True),
+]
 NoWait = Annotated[bool, typer.Option("--no-wait", "-n", help="Fail immediately if another run holds the lease.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Print the Java stack of each failure of a query.")]
 ProgressEvery = Annotated[

@@ -62,7 +62,8 @@ def maintain(
     file: File,
     only: Sinks = None,
     retention: Annotated[
-        float, duration_option(text="Keep files that versions of this time name, for readers.", default="7d")
+        float,
+        duration_option(text="Keep files that versions of this time name, for readers.", default="7d", or_forever=True),
     ] = 7 * 86_400.0,
     log_retention: Annotated[
         float | None,

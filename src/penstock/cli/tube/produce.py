@@ -102,7 +102,8 @@ def produce(
         bool, typer.Option("--idempotent", help="Write each record once in spite of retries (penstock's brokers).")
     ] = False,
     wait: Annotated[
-        float, duration_option(text="Wait this long for a topic that does not exist yet, or forever.", default="0s")
+        float,
+        duration_option(text="Wait this long for a topic that does not exist yet.", default="0s", or_forever=True),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
