@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -598,11 +597,12 @@ def export_command(
     wanted, file = None if keys is None else _key_list(keys), unless_standard(file)
     from penstock.runtime.io.loop import run
 
-    with ExitStack() as stack:
-        out = sys.stdout if file is None else stack.enter_context(_writable(file))
+    if file is None:
+        run(_export(pattern, wanted, sys.stdout, options))
+        return
+    with _replaced(file) as out:
         count = run(_export(pattern, wanted, out, options))
-    if file is not None:
-        note(f"exported {count} {_keys_word(count)} to {file}")
+    note(f"exported {count} {_keys_word(count)} to {file}")
 
 
 @app.add("penstock kv import keys.jsonl", "penstock kv import --nx < keys.jsonl", name="import")
@@ -686,9 +686,13 @@ async def _row(store: StateStoreClient, key: bytes, *, with_expiry: bool) -> str
         return None
     row: dict[str, object] = {**_only(bytes_fields("key", key)), **_only(bytes_fields("value", entry.value))}
     row["version"] = str(entry.version)
-    if with_expiry and (left_ms := (await store.expiry(key)).left_ms) is not None:
-        # 0 means "expires now", which is not a valid ttl_ms.
-        row["ttl_ms"] = max(1, left_ms)
+    if with_expiry:
+        expiry = await store.expiry(key)
+        if not expiry.exists:
+            return None  # it expired meanwhile: without a time to live, the imported key would not
+        if expiry.left_ms is not None:
+            # 0 means "expires now", which is not a valid ttl_ms.
+            row["ttl_ms"] = max(1, expiry.left_ms)
     return json.dumps(row, ensure_ascii=False)
 
 
@@ -803,11 +807,22 @@ def _key_list(path: Path) -> list[bytes]:
     return [line for line in names.splitlines() if line]
 
 
-def _writable(path: Path) -> IO[str]:
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[IO[str]]:
+    """Yield a temporary file whose content replaces that of ``path`` at the end: a failure loses no earlier export."""
+    import shutil
+    import tempfile
+
     try:
-        return path.open("w", encoding="utf-8")
+        file = path.open("a", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"kv export: --file {path}: {error.strerror}", option="--file") from error
+    with file, tempfile.TemporaryFile("w+", encoding="utf-8") as kept:
+        yield kept
+        kept.seek(0)
+        if path.is_file():  # no pipe or device
+            file.truncate(0)
+        shutil.copyfileobj(kept, file)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from penstock.errors import UnavailableError
 from penstock.node.node import Node
 from penstock.pipelines.spec.values import run_key
 from penstock.statestore.blocking import Client
-from penstock.statestore.client.client import Condition, StateStoreClient, Write
+from penstock.statestore.client.client import Condition, Expiry, StateStoreClient, Write
 from penstock.testing import LocalNode
 from tests.unit.cli.conftest import Command, Done
 from tests.unit.node.test_node import config
@@ -408,6 +408,36 @@ def test_export_and_import_are_inverse(kv: Command, store: Client, tmp_path: Pat
     listed = kv("export", "--keys", "-", "--file", "-", stdin=b"text\n")
     assert json.loads(listed.out)["key"] == "text"
     assert kv("import", "-", stdin=listed.out.encode()).err == "imported 1 key\n"
+
+
+def test_an_export_leaves_out_a_key_that_expires_while_it_is_read(
+    kv: Command, store: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def expiry(_: StateStoreClient, key: bytes | str) -> Expiry:
+        return Expiry(exists=key != b"lock", left_ms=None)
+
+    store.set("lock", "holder")
+    store.set("limit", "42")
+    monkeypatch.setattr(StateStoreClient, "expiry", expiry)
+    assert [json.loads(line)["key"] for line in kv("export").out.splitlines()] == ["limit"]
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(
+    kv: Command, store: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def get(_: StateStoreClient, key: bytes) -> None:
+        raise UnavailableError(f"no answer for {key!r}")
+
+    file = tmp_path / "keys.jsonl"
+    file.write_text("earlier\n" * 100)
+    file.chmod(0o600)
+    store.set("limit", "42")
+    with monkeypatch.context() as patched:
+        patched.setattr(StateStoreClient, "get", get)
+        assert kv("export", "--file", str(file)).status == 1
+    assert file.read_text() == "earlier\n" * 100
+    assert kv("export", "--file", str(file)).status == 0
+    assert (json.loads(file.read_text())["value"], file.stat().st_mode & 0o777) == ("42", 0o600)
 
 
 @pytest.mark.parametrize(
