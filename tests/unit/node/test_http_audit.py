@@ -71,6 +71,25 @@ async def test_each_change_is_recorded_with_its_caller_before_it_is_answered(
     assert f"--data-dir: {tmp_path / 'none'} is not a directory" in capsys.readouterr().err
 
 
+async def test_a_change_whose_reply_has_a_name_that_is_no_text_is_recorded(tmp_path: Path) -> None:
+    """JSON can have half a surrogate pair, which UTF-8 cannot: without an entry, other rows would be hidden."""
+    rows = [{"success": True, "errInfo": "OK"}, {"success": False, "errInfo": "topicName \ud800 is not valid"}]
+
+    async def change(_: Mapping[str, str], __: Caller) -> Mapping[str, object]:
+        return {"result": True, "errCode": 0, "errMsg": "OK", "data": rows}
+
+    trail = AuditTrail(tmp_path)
+    server = HttpServer(master_app(list, Metrics(), audited(change, "master", trail, "token", lambda _: True)))
+    address = await server.start("http", Address("127.0.0.1", 0))
+    try:
+        status, _, text = await ask(address, ADD)
+    finally:
+        await server.close()
+    assert (status, json.loads(text)["data"]) == (200, rows)
+    (row,) = read_audit(tmp_path)
+    assert (row["result"], row["failed"]) == (False, ["topicName \ud800 is not valid"])
+
+
 async def test_a_change_that_the_disk_refuses_is_answered_and_recorded_with_the_reason(tmp_path: Path) -> None:
     async def fail(_: Mapping[str, str], __: Caller) -> Mapping[str, object]:
         raise StorageError(

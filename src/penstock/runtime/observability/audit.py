@@ -49,7 +49,8 @@ class AuditTrail:
         Raises:
             StorageError: it could not be written.
         """
-        line = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        # Half a surrogate pair, which JSON of a request can have, cannot be encoded; the escape is that of JSON.
+        line = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
         with self._lock:
             try:
                 self._append(line)
