@@ -78,7 +78,7 @@ def decode_cursor(cursor: str, *kinds: type | tuple[type, ...]) -> list[Value]:
     """
     try:
         found = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if (
         not isinstance(found, list)

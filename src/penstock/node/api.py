@@ -29,7 +29,7 @@ from hashlib import blake2b
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
-from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.convertors import IntegerConvertor, StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -91,7 +91,14 @@ class _NameConvertor(StringConvertor):
     regex = r"[\s\S]*"
 
 
+class _NumberConvertor(IntegerConvertor):
+    """A number of at most 64 bits: ``int`` fails for very long ones, before the caller is known."""
+
+    regex = "[0-9]{1,19}"
+
+
 register_url_convertor("text", _NameConvertor())
+register_url_convertor("number", _NumberConvertor())
 
 T = TypeVar("T")
 Read = Callable[[Request, Caller], Awaitable[object]]
@@ -579,7 +586,7 @@ def api_routes(
         route("/topics", api.topics),
         route("/topics/{name}", api.topic),
         route("/topics/{name}/records", api.records, Role.VIEWER),
-        route("/topics/{name}/records/{partition:int}/{offset:int}", api.record, Role.VIEWER),
+        route("/topics/{name}/records/{partition:number}/{offset:number}", api.record, Role.VIEWER),
         route("/brokers", api.brokers),
         route("/groups", api.groups),
         route("/groups/{name:path}", api.group),

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import aclosing
 from typing import Any, Final
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -123,6 +123,8 @@ async def respond_to(request: Request, respond: Callable[[Request], Awaitable[Re
         return await respond(request)
     except LocalProtocolError as error:
         failure = ApiFailure.of(error, 400, "bad_parameter")
+    except ClientDisconnect:  # the response is not received
+        failure = ApiFailure(400, "incomplete", "the client disconnected before the end of its request")
     except ApiFailure as found:
         failure = found
     more = {} if failure.status != 401 else {"WWW-Authenticate": 'Bearer realm="penstock"'}

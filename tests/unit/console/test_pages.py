@@ -85,7 +85,7 @@ async def test_the_loop_runs_between_shares_and_one_list_is_read_at_a_time() -> 
     assert max(shares) == 1
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "W10", "WyJhIl0", "WzEsMl0", "e30", "=====", "\u00e9"])
+@pytest.mark.parametrize("cursor", ["", "x", "W10", "WyJhIl0", "WzEsMl0", "e30", "=====", "\u00e9", "W1tb" * 10_000])
 async def test_a_cursor_that_is_none_is_refused(cursor: str) -> None:
     with pytest.raises(LocalProtocolError, match="is not a cursor of this list"):
         await page(ROWS, PageQuery(after=cursor))

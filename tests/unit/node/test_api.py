@@ -501,3 +501,20 @@ async def test_health_has_cause_action_and_time_of_each_reason(tmp_path: Path) -
         assert again == health
     finally:
         await node.close()
+
+
+async def test_requests_that_end_early_or_have_long_numbers_are_no_errors_of_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(config(tmp_path)) as ready:
+        api = Api(ready)
+        for places in (f"0/{'9' * 5000}", f"{'9' * 5000}/0", f"0/{'9' * 19}"):
+            status, _, body = await api.send(f"/topics/water/records/{places}")
+            assert (status, body["error"]["code"]) == (404, "not_found")
+        _, writer = await asyncio.open_connection(*parse_address(ready.http))
+        head = f"PUT /api/v1/keys/k HTTP/1.1\r\nHost: {ready.http}\r\nAuthorization: {api.authorization}\r\n"
+        writer.write((head + "Content-Length: 1000\r\n\r\nincomplete").encode())
+        assert (await api.send("/keys/k"))[0] == 404  # the node has read the beginning of the other request
+        writer.close()
+        await writer.wait_closed()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
