@@ -367,7 +367,9 @@ class BackupReceiver:
         disk.sync_dir(self._directory)
         removed = []
         if keep is not None:
-            for old in list_backups(self._directory)[:-keep]:
+            # The new one stays, even if the clock was set back and its name is the oldest.
+            others = [each for each in list_backups(self._directory) if each != final]
+            for old in others[: max(len(others) - keep + 1, 0)]:
                 # Renamed first: an interrupted removal must not leave a backup that looks complete.
                 gone = old.rename(old.with_name(old.name + _PARTIAL))
                 shutil.rmtree(gone)

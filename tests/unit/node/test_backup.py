@@ -175,6 +175,15 @@ def test_keep_deletes_the_oldest_backups(tmp_path: Path) -> None:
     assert find_backup(backups) == made[2].manifest.path
 
 
+def test_a_new_backup_is_kept_although_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, backups = data_directory(tmp_path / "data", records=1), tmp_path / "backups"
+    later = [back_up(data, backups, keep=2).manifest.path for _ in range(2)]
+    monkeypatch.setattr(backup, "wall_clock_ms", lambda: 1_000_000_000_000)
+    made = back_up(data, backups, keep=2)
+    assert list(made.removed) == [later[0]]
+    assert list_backups(backups) == [made.manifest.path, later[1]]
+
+
 @contextmanager
 def refused(kind: type[PenstockError], match: str) -> Iterator[None]:
     with pytest.raises(kind) as caught:
