@@ -39,7 +39,7 @@ from zlib import crc32
 import penstock
 from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt import storage as mqtt_storage
-from penstock.node.data_dir import ADDRESSES, FORMAT, DataDirectory, why_unused
+from penstock.node.data_dir import ADDRESSES, FORMAT, DataDirectory, check_restored, why_unused
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.commit_log import LogPosition
 from penstock.runtime.io.commit_queue import CommitQueue
@@ -543,6 +543,7 @@ def locked_directory(path: Path) -> Iterator[Path]:
             why="it has neither format.json nor tube" if path.is_dir() else why_unused(path),
             hint="set the data directory of a node, by default ./penstock-data",
         )
+    check_restored(path)
     with ExitStack() as parts:
         if (path / "format.json").is_file():
             parts.enter_context(DataDirectory(path))

@@ -27,7 +27,7 @@ from zlib import crc32
 from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, RemoteProtocolError, StorageError
 from penstock.node.backup import BLOCK, Item, checksum_of, environment_kind, open_environment
 from penstock.node.backup_encryption import SUFFIX, EncryptedFile, Recipients, decrypt
-from penstock.node.data_dir import FORMAT
+from penstock.node.data_dir import FORMAT, RESTORING
 from penstock.runtime.io.directory_lock import DirectoryLock
 from penstock.runtime.io.files import NO_SPACE, DirectFiles, Durability, free_space_text
 from penstock.tube.storage.broker_storage import RUNNING
@@ -435,8 +435,8 @@ def restore(
 ) -> Restored:
     """Verify a backup, then create the data directory ``target`` from it.
 
-    ``format.json`` is written last: a directory without it is refused by a start. ``identities``: secret keys for an
-    encrypted backup.
+    Until it is complete it has the file ``restoring``, with which a start refuses it. ``identities``: secret keys for
+    an encrypted backup.
 
     Raises:
         StorageError: the backup is damaged or too new, no identity decrypts it, or ``target`` exists and is not empty;
@@ -505,6 +505,9 @@ def check_identities(manifest: Manifest, identities: Sequence[Identity]) -> None
 
 
 def _restore(manifest: Manifest, target: Path, identities: Sequence[Identity], progress: Callable[[int], None]) -> None:
+    disk = DirectFiles()
+    (target / RESTORING).touch()
+    disk.sync_dir(target)
     parts = manifest.parts
     for name, file in manifest.files.items():
         if name in parts:
@@ -527,13 +530,13 @@ def _restore(manifest: Manifest, target: Path, identities: Sequence[Identity], p
             environment.close()
     for broker in manifest.brokers:
         _note_restored(target / broker / "meta")
-    disk = DirectFiles()
-    for folder, _, _ in os.walk(target, topdown=False):
-        disk.sync_dir(Path(folder))
     if manifest.directory is not None:
         _write_durably(target / "format.json", manifest.directory)
         (target / "format.json").chmod(0o640)
-        disk.sync_dir(target)
+    for folder, _, _ in os.walk(target, topdown=False):
+        disk.sync_dir(Path(folder))
+    (target / RESTORING).unlink()
+    disk.sync_dir(target)
 
 
 def _note_restored(path: Path) -> None:

@@ -21,8 +21,10 @@ from penstock.runtime.io.files import replace_file
 __all__ = [
     "ADDRESSES",
     "FORMAT",
+    "RESTORING",
     "DataDirectory",
     "announced_broker",
+    "check_restored",
     "is_in_use",
     "running_broker",
     "running_node",
@@ -39,6 +41,9 @@ ADDRESSES = "addresses.json"
 _BROKER = "broker_http"
 """The only address of a broker in its own process. A node has no address of this name, so neither is taken for the
 other."""
+
+RESTORING = "restoring"
+"""File in a data directory that does not have all of a backup yet."""
 
 FORMAT = 1
 """Layout of the directory: ``statestore/`` (LMDB) and ``tube/`` (segments, index, offsets)."""
@@ -137,6 +142,7 @@ class DataDirectory:
     def _read_format(self) -> list[str]:
         """Check the format, or write it to a new directory; returns the recorded environments."""
         try:
+            check_restored(self.path)
             text = self._format.read_bytes()
         except FileNotFoundError:
             self._refuse_strangers()
@@ -195,6 +201,17 @@ class DataDirectory:
             replace_file(self._format, json.dumps(content).encode(), mode=0o666)
         except OSError as error:
             raise unusable(self.path, error, _NAME) from error
+
+
+def check_restored(path: Path) -> None:
+    """Raise StorageError if a restore of the data directory ``path`` was not completed."""
+    if (path / RESTORING).exists():
+        raise StorageError(
+            f"{path} has only a part of a backup",
+            path=str(path / RESTORING),
+            why="`penstock restore` failed or was interrupted",
+            hint="remove the directory, and restore the backup again",
+        )
 
 
 def why_unused(path: Path) -> str:

@@ -21,7 +21,7 @@ from penstock.node.backup import Backups, BackupSource
 from penstock.node.client_warnings import ClientWarnings, TubeDenials
 from penstock.node.config.listeners import OpenListener, refuse_open_listeners
 from penstock.node.config.tube import TubeCertificates, TubeTls
-from penstock.node.data_dir import announced_broker, withdraw
+from penstock.node.data_dir import announced_broker, check_restored, withdraw
 from penstock.node.http import HttpAccess, HttpServer, audited, broker_app, health_routes, names_of
 from penstock.node.metric_help import add_metrics
 from penstock.node.node_broker import reachable
@@ -128,8 +128,9 @@ def _check_directory(path: Path) -> None:
     """Refuse a directory with unknown files, in which a broker would start empty.
 
     Raises:
-        StorageError: the directory has files, and none of penstock.
+        StorageError: the directory has files, and none of penstock; or a restore of it was not completed.
     """
+    check_restored(path)
     found = sorted(entry.name for entry in path.iterdir() if entry.name != "lock") if path.is_dir() else []
     if not found or "tube" in found:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.errors import PenstockError, RefusedError, RemoteProtocolError, StorageError, UnavailableError
-from penstock.node import backup
+from penstock.node import backup, backup_directory
 from penstock.node.backup import Backups, BackupSource, Item, backup_items, encode_item, read_items, stopped_source
 from penstock.node.backup_directory import (
     MANIFEST,
@@ -30,7 +31,9 @@ from penstock.node.backup_directory import (
     verify,
 )
 from penstock.node.backup_encryption import Recipients
+from penstock.node.data_dir import DataDirectory
 from penstock.node.fsck import check_directory
+from penstock.node.tube_broker import _check_directory
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
@@ -173,6 +176,33 @@ def test_keep_deletes_the_oldest_backups(tmp_path: Path) -> None:
     assert list(made[2].removed) == [made[0].manifest.path]
     assert list_backups(backups) == [each.manifest.path for each in made[1:]]
     assert find_backup(backups) == made[2].manifest.path
+
+
+@pytest.mark.parametrize("is_broker", [False, True])
+def test_a_directory_with_a_part_of_a_backup_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_broker: bool
+) -> None:
+    """A broker in its own process has no format.json, without which a node does not start."""
+    data, target = data_directory(tmp_path / "data", records=1), tmp_path / "new"
+    if is_broker:
+        (data / "format.json").unlink()
+    manifest = back_up(data, tmp_path / "backups").manifest
+
+    def fail(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backup_directory, "_note_restored", fail)
+        with refused(StorageError, "cannot be written: No space left on device"):
+            restore(manifest, target)
+    starts: list[Callable[[Path], object]] = [DataDirectory, _check_directory, check_directory]
+    for start in starts:
+        with refused(StorageError, "has only a part of a backup"):
+            start(target)
+    shutil.rmtree(target)
+    restore(manifest, target)
+    _check_directory(target)
+    assert check_directory(target).ok
 
 
 def test_a_new_backup_is_kept_although_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
