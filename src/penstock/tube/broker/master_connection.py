@@ -204,7 +204,9 @@ class MasterCommands:
             self._tokens_due = self._clock() + TOKENS_KNOWN_MS
         engine.checks.check_tokens = self._tokens_asked and self._clock() >= self._tokens_due
         if update.max_message_bytes is not None:
-            engine.topics.cluster_bytes = update.max_message_bytes
+            topics = engine.topics
+            topics.cluster_bytes = update.max_message_bytes
+            topics.apply(topics.default, [topic.config for topic in topics.by_name.values()])
         if update.flow_rules is not None:
             self._limit_readers(update.flow_rules)
         if update.config is not None:

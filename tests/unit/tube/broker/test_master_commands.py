@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.broker.master_connection import TOKENS_KNOWN_MS
+from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.engine.broker.membership import MasterUpdate
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.master import TubeMaster
@@ -35,6 +36,19 @@ async def test_visit_tokens_count_once_clients_can_have_heard_of_them(tmp_path: 
     assert not counts(0, MasterUpdate(check_tokens=True))
     assert counts(TOKENS_KNOWN_MS, MasterUpdate())
     assert not counts(0, MasterUpdate(check_tokens=False))
+    await broker.close()
+
+
+async def test_the_message_size_of_the_cluster_applies_to_existing_topics(tmp_path: Path) -> None:
+    """Also after a restart, when the stored configuration is the current one."""
+    broker = TubeBroker(tmp_path)
+    await broker.start("127.0.0.1", 0)
+    topics = broker.engine.topics
+    topics.apply(topics.default, [TopicConfig("demo"), TopicConfig("own", max_message_bytes=2 << 20)])
+    broker.commands.apply(MasterUpdate(max_message_bytes=3 << 20))
+    assert [topics.by_name[name].max_data_bytes >> 20 for name in ("demo", "own")] == [3, 2]
+    broker.commands.apply(MasterUpdate())
+    assert topics.by_name["demo"].max_data_bytes >> 20 == 3
     await broker.close()
 
 
