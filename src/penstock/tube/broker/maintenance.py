@@ -231,11 +231,13 @@ class Maintenance:
         """Remove expired staged rows; returns whether the next commit has work."""
         transactions = self._engine.transactions
         assert transactions.staging is not None, "a broker has one"
+        assert transactions.publishing is not None, "a broker has one"
         transactions.staging.tick(now_ms)
         for late in self.undecided.check(transactions.staging.queries.values(), now_ms):
             about = late._asdict() | {"broker_id": self._broker_id, "participants": ",".join(late.participants)}
             _log.warning("tube transaction undecided", extra={"fields": {**about, "hint": UNDECIDED}})
-        return transactions.dirty or self._storage.staging_files.dirty
+        # Rows that wait for an unknown topic are tried again, or given up, by a commit.
+        return transactions.dirty or transactions.publishing.held or self._storage.staging_files.dirty
 
     def staged_stats(self) -> dict[str, int]:
         """Counters and gauges of staging and publishing."""

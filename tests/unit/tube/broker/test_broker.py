@@ -25,6 +25,7 @@ from penstock.tube.master.master import TubeMaster
 from penstock.tube.storage.meta import MetaStore
 from tests.ports import free_port
 from tests.unit.tube.broker_client import running
+from tests.unit.tube.servers import until
 from tests.unit.tube.vectors import frames
 
 
@@ -225,6 +226,33 @@ async def test_the_upkeep_of_a_broker_copes_with_any_group_name(tmp_path: Path, 
         attributes, body = split_data(found.messages[0].payLoadData, found.messages[0].flag) or ("", b"")
         assert json.loads(body)["group"] == group
         assert dict(parse_attributes(attributes)).get("$groupName$") in (None, group)
+
+
+async def test_rows_of_a_removed_topic_end_their_batch_without_other_traffic(tmp_path: Path) -> None:
+    now = [1_700_000_000_000]
+    step = pb.Transaction
+    async with running(tmp_path, clock=lambda: now[0]) as (broker, client):
+
+        def ask(**fields: Any) -> int:
+            request = pb.SendMessageRequestP2B(
+                clientId="t", topicName="", partitionId=0, data=b"", flag=0, checkSum=-1, sentAddr=0,
+                transaction=pb.Transaction(query="q", run="r", batch=0, **fields),
+            )  # fmt: skip
+            return client.write(MethodId.SEND_MESSAGE, request, timeout_ms=None)
+
+        rows = pb.StagedRows(topicName="demo", partitionId=0, batch=pb.SendBatch(datas=[b"x"]))
+        await client.answer(ask(step=step.BEGIN))
+        await client.answer(ask(step=step.STAGE, attempt=pb.StagedAttempt(task=0, attempt="a"), rows=[rows]))
+        del broker.engine.topics.by_name["demo"]
+        winners = [pb.StagedAttempt(attempt="a", rows=1)]
+        committed = ask(step=step.COMMIT, winners=winners, transactionId="t")
+        publishing = broker.engine.transactions.publishing
+        assert publishing is not None
+        await until(lambda: publishing.held)
+        now[0] += 60_000
+        broker.retain(now[0])
+        assert (await client.answer(committed)).success
+        assert publishing.batches == 1
 
 
 async def test_a_master_takes_the_broker_and_pushes_topics(tmp_path: Path) -> None:
