@@ -311,7 +311,11 @@ class Producer:
     ) -> asyncio.Future[SendResult]:
         """Accept ``record`` once there is room; the future has the result or error of :meth:`send`."""
         await self.wait_for_room(topic)
-        return self._accept(topic, record, partition, key)
+        try:
+            return self._accept(topic, record, partition, key)
+        except LocalProtocolError:  # it takes no room: the next call may have it
+            self._call_next()
+            raise
 
     async def wait_for_room(self, topic: str) -> None:
         """Return when :meth:`queue` accepts a record of ``topic`` at once."""
@@ -336,8 +340,7 @@ class Producer:
         futures = []
         try:
             for record in records:
-                await self.wait_for_room(topic)
-                futures.append(self._accept(topic, record, partition, key))
+                futures.append(await self.queue(topic, record, partition, key))  # noqa: PERF401 - also after an error
         finally:
             for future in futures:
                 if not future.done():
@@ -425,7 +428,20 @@ class Producer:
         """Wait until a message leaves the in-flight window."""
         future: asyncio.Future[None] = self._running().create_future()
         self._room.append(future)
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # cancelled after its turn had come: it is the next one's
+                self._call_next()
+            raise
+
+    def _call_next(self) -> None:
+        """Let the first waiting call continue if there is room."""
+        while self._room and not self._full:
+            place = self._room.popleft()
+            if not place.done():  # otherwise its caller was cancelled
+                place.set_result(None)
+                break
 
     def _outstanding(self) -> list[PendingRecord]:
         pending = [message for queue in self._pending.values() for message in queue]
@@ -495,11 +511,7 @@ class Producer:
             message.admitted = False
             self._in_flight -= 1
             self._bytes -= len(message.data)
-        while self._room and not self._full:
-            place = self._room.popleft()
-            if not place.done():  # otherwise its caller was cancelled
-                place.set_result(None)
-                break
+        self._call_next()
         if message.future.done():
             return
         if isinstance(outcome, PenstockError):

@@ -165,6 +165,29 @@ async def test_producers_that_wait_for_capacity_get_an_error_on_close(tmp_path: 
             await producer.start()
 
 
+async def test_a_call_that_ends_when_its_turn_comes_gives_it_to_the_next(tmp_path: Path) -> None:
+    waiting: list[asyncio.Task[asyncio.Future[SendResult]]] = []
+
+    class Cancelling(Producer):
+        """The first call is cancelled in the loop turn in which its turn comes."""
+
+        def _call_next(self) -> None:
+            super()._call_next()
+            if waiting:
+                waiting[0].cancel()
+
+    async with tube(tmp_path, "demo") as running, Cancelling(running.masters, max_in_flight=1) as producer:
+        await producer.publish("demo")
+        await producer.queue("demo", b"first")
+        waiting += [asyncio.create_task(producer.queue("demo", value)) for value in (b"cancelled", b"", b"last")]
+        async with asyncio.timeout(60):
+            cancelled, empty, last = await asyncio.gather(*waiting, return_exceptions=True)
+            assert isinstance(cancelled, asyncio.CancelledError)
+            assert isinstance(empty, LocalProtocolError)
+            assert isinstance(last, asyncio.Future)
+            await last
+
+
 async def test_a_close_that_is_cancelled_changes_nothing(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, Producer(running.masters, retry_s=0.02) as producer:
         await producer.publish("demo")
