@@ -14,6 +14,9 @@ from penstock.errors import PenstockError, RefusedError, StorageError, Unavailab
 from penstock.runtime.io import commit_queue
 from penstock.runtime.io.files import DirectFile, DirectFiles, DiskFullError
 from penstock.tube.broker.broker import AppendResult, TubeBroker
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.exactly_once import BatchId
 from penstock.tube.producer import Producer
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.servers import Tube, until
@@ -110,6 +113,26 @@ async def test_all_requests_of_a_failed_commit_get_its_error(tmp_path: Path) -> 
     assert {answer.errCode for answer in answers} == {503}
     for client in clients:
         await client.close()
+    await broker.close()
+
+
+async def test_a_failed_disk_is_not_a_broker_without_staged_rows(tmp_path: Path) -> None:
+    """Rows would be sent without a transaction, and be doubled when the batch is repeated."""
+    files = FailingFiles()
+    broker = TubeBroker(tmp_path, files=files)
+    client = await Client.connect(await broker.start("127.0.0.1", 0))
+    broker.create_topic("demo")
+    begin = pb.SendMessageRequestP2B(
+        clientId="t", topicName="", partitionId=0, data=b"", flag=0, checkSum=-1, sentAddr=0
+    )
+    begin.transaction.CopyFrom(BatchId("q", "run", 0).ask(pb.Transaction.BEGIN))
+    files.kind = "create"
+    # Both wait for the same commit.
+    serials = [client.send(b"x"), client.write(MethodId.SEND_MESSAGE, begin)]
+    _, answer = [await client.answer(serial) for serial in serials]
+    assert answer.errCode == 503
+    assert answer.HasField("transaction")
+    await client.close()
     await broker.close()
 
 

@@ -21,6 +21,7 @@ from penstock.tube.broker.maintenance import Maintenance
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS, MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker_engine import AppendResult, BrokerEngine
 from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.engine.transactions.handler import Publication
@@ -352,4 +353,7 @@ class Commits(CommitClient[_PendingCommit]):
 def _unavailable(method: int, error: StorageError) -> bytes:
     """Return the response to a request whose commit failed: it is unknown whether it was written."""
     response = METHODS[method].response(success=False, errCode=ErrCode.SERVICE_UNAVAILABLE, errMsg=error.what)
+    if isinstance(response, pb.SendMessageResponseB2P):
+        # Without it, a client that stages rows concludes that the broker cannot, and sends them without a transaction.
+        response.transaction.SetInParent()
     return encode_response(method, response.SerializeToString())
