@@ -297,6 +297,7 @@ class TubeBroker:
         membership = BrokerMembership(
             self.broker_id, address, f"penstock-{penstock.__version__}", config,
             tls_port=None if bound_tls is None else bound_tls[1], web_address=self._web_address,
+            is_removing=self.storage.is_removing,
         )  # fmt: skip
         self._member = MasterConnection(
             membership, self._current_masters, self.commands.apply, self.commands.status,

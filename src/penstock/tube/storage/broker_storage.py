@@ -172,6 +172,10 @@ class BrokerStorage:
         self._removing.add(topic)
         return [self.stores.pop(key) for key in list(self.stores) if key[0] == topic]
 
+    def is_removing(self, topic: str) -> bool:
+        """Return True until the commit after :meth:`forget` has removed the files of ``topic``."""
+        return topic in self._removing
+
     def commit(self, commits: Sequence[StorageCommit]) -> None:
         """Write all works, sync as required, then store the offsets. Called in the committing thread; raises
         StorageError or OSError.

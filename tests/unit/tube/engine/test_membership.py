@@ -67,8 +67,8 @@ def heartbeat(**fields: Any) -> bytes:
     return pb.HeartResponseM2B(**{**base, **fields}).SerializeToString()
 
 
-def registered() -> BrokerMembership:
-    membership = BrokerMembership(1, "h:8123", "v", BrokerConfig(5, 6, DEFAULT, (TOPIC,)))
+def registered(**options: Any) -> BrokerMembership:
+    membership = BrokerMembership(1, "h:8123", "v", BrokerConfig(5, 6, DEFAULT, (TOPIC,)), **options)
     answer = pb.RegisterResponseM2B(
         success=True, errCode=200, errMsg="OK!", stopRead=False, stopWrite=True, takeConfInfo=False
     )
@@ -141,6 +141,16 @@ def test_removed_topics_are_reported_until_the_master_stops() -> None:
     assert (beat.takeRemovedTopicInfo, list(beat.removedTopicsInfo)) == (True, ["old"])
     membership.receive(MethodId.BROKER_HEARTBEAT, heartbeat())
     assert not request(membership).takeRemovedTopicInfo
+
+
+def test_a_topic_is_reported_as_removed_once_its_data_are() -> None:
+    """Otherwise a broker that crashes before would serve them in a later topic of the same name."""
+    removing = {"old"}
+    membership = registered(is_removing=removing.__contains__)
+    membership.receive(MethodId.BROKER_HEARTBEAT, heartbeat(removeTopicConfInfo=["old: : : : : : : : :2: : : : : "]))
+    assert not request(membership).takeRemovedTopicInfo
+    removing.clear()
+    assert list(request(membership).removedTopicsInfo) == ["old"]
 
 
 def test_a_lost_session_registers_again_as_online() -> None:

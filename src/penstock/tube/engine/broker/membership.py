@@ -10,6 +10,7 @@ broker reports its configuration with the next heartbeat after a change, or when
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.errors import RefusedError, RemoteProtocolError
@@ -85,7 +86,7 @@ class MasterUpdate:
 
 class BrokerMembership:
     """One broker's membership. ``address``: ``host:port`` for clients; ``web_address``: ``host:port`` of its
-    administration."""
+    administration. ``is_removing``: returns True while a removed topic still has data, and is not reported yet."""
 
     def __init__(
         self,
@@ -96,8 +97,10 @@ class BrokerMembership:
         *,
         tls_port: int | None = None,
         web_address: str | None = None,
+        is_removing: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._tls_port = tls_port
+        self._is_removing = is_removing
         self._web_address = web_address
         self.broker_id = broker_id
         self.address = address
@@ -148,6 +151,8 @@ class BrokerMembership:
             )
             request.clsConfig.configId = self._cluster_id
             return MethodId.BROKER_REGISTER, request.SerializeToString()
+        # The master then forgets the topic, and does not order its removal again after a crash of the broker.
+        removed = [name for name in self._removed if not self._is_removing(name)]
         beat = pb.HeartRequestB2M(
             brokerId=str(self.broker_id),
             brokerOnline=True,
@@ -156,8 +161,8 @@ class BrokerMembership:
             curBrokerConfId=self.config.config_id,
             confCheckSumId=self.config.check_sum,
             takeConfInfo=self._report,
-            takeRemovedTopicInfo=bool(self._removed),
-            removedTopicsInfo=self._removed,
+            takeRemovedTopicInfo=bool(removed),
+            removedTopicsInfo=removed,
             flowCheckId=self._flow_id,
             qryPriorityId=UNDEFINED,
             authInfo=signed,
