@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -47,7 +48,6 @@ from penstock.statestore.service.service import StateStoreService
 from penstock.statestore.service.storage import SCHEMA, Storage
 from penstock.tube.admin.master import is_protected
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.master.metadata import SCHEMA as SETTING_SCHEMA
@@ -236,7 +236,7 @@ class SimulatedNode:
             section = RuleSection(filter=mqtt_topic, topic=CAPTURED)
             rule = RuleService(
                 section,
-                TubeTarget(section, self.broker.append, partition_ids(PARTITIONS[CAPTURED], 1)),
+                TubeTarget(section, self.broker.append, partial(self.broker.shape_of, CAPTURED)),
                 identities=identities,
                 later=self.loop.call_later,
             )

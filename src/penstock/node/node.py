@@ -77,7 +77,6 @@ from penstock.tube.admin import broker as broker_admin
 from penstock.tube.admin import master as master_admin
 from penstock.tube.admin.request import Caller
 from penstock.tube.broker.broker import TubeBroker
-from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.master.master import MasterConfig
 from penstock.tube.master.admin_token import load_or_create_token
 from penstock.tube.master.master import TubeMaster
@@ -579,7 +578,7 @@ class Node:
         membership = self._membership
         traces = self._traces()
         store = await self._state_store(server, directory, capture, traces)
-        self._start_rules(server, master, broker, traces)
+        self._start_rules(server, broker, traces)
         add_metrics(self.metrics, "mqtt", lambda: counters_of(server.stats))
         persistence = self._persistence = Persistence(
             directory.mqtt, self.config.durability, log=self._logs.get("mqtt")
@@ -662,13 +661,10 @@ class Node:
         server.add_service(store)
         return store
 
-    def _start_rules(
-        self, server: MqttServer, master: TubeMaster | None, broker: TubeBroker | None, traces: NodeTraces | None
-    ) -> None:
+    def _start_rules(self, server: MqttServer, broker: TubeBroker | None, traces: NodeTraces | None) -> None:
         """Add the rules to the broker, and connect to the targets of those that write to other systems."""
         # From clock and entropy, so that it is unique even after a clock step or two starts in one millisecond.
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
-        shapes = {} if master is None else {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
             client: KafkaTarget | TubeClusterTarget | None = None
             if rule.to is not None and rule.to.kafka is not None:
@@ -681,8 +677,7 @@ class Node:
                 target: RuleTarget = client
             else:
                 assert broker is not None, "the configuration has no rules without TubeMQ"
-                shape = shapes[rule.target].at(self.config.tube.broker_id)
-                target = TubeTarget(rule, broker.append, partition_ids(shape.partitions, shape.stores))
+                target = TubeTarget(rule, broker.append, partial(broker.shape_of, rule.target))
             later = asyncio.get_running_loop().call_later
             appends = target if traces is None else traces.traced(target, rule)
             service = RuleService(rule, appends, identities=identities, later=later)

@@ -26,6 +26,7 @@ from penstock.node.config.template import Template
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import CallLater
 from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.strings import PARTITIONS_PER_STORE
 from penstock.tube.record import Record
 
 __all__ = [
@@ -95,15 +96,16 @@ class RuleTarget(Protocol):
 
 
 class TubeTarget:
-    """The topic of ``rule`` at the broker of the node, with these ``partitions``."""
+    """The topic of ``rule`` at the broker of the node. ``shape`` returns its current numbers of partitions per store
+    and of stores."""
 
     name = "TubeMQ"
 
-    def __init__(self, rule: RuleSection, append: Append, partitions: Sequence[int]) -> None:
+    def __init__(self, rule: RuleSection, append: Append, shape: Callable[[], tuple[int, int]]) -> None:
         self._topic = rule.target
         self._partition = rule.partition
         self._append = append
-        self._partitions = list(partitions)
+        self._shape = shape
 
     def prepare(self, record: Record) -> tuple[int, bytes, int, str | None]:
         """Return partition, data, flag and message type [RuleTarget]."""
@@ -111,7 +113,9 @@ class TubeTarget:
         partition = self._partition
         if partition is None:
             # The partition that producers choose, so that all writers use the same partition for a key.
-            partition = self._partitions[zlib.crc32(record.key or b"") % len(self._partitions)]
+            partitions, stores = self._shape()
+            store, number = divmod(zlib.crc32(record.key or b"") % (partitions * stores), partitions)
+            partition = store * PARTITIONS_PER_STORE + number
         return partition, data, flag, msg_type
 
     def append(self, prepared: Any, done: Done) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.node.config.node import RuleSection
 from penstock.node.config.template import Template
 from penstock.node.rules import PORTION, Identities, RuleService, TubeTarget
 from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.strings import partition_ids
 from penstock.tube.record import Record
 
 
@@ -117,13 +119,13 @@ def service(
     log: Log,
     broker: Broker,
     rule: RuleSection | None = None,
-    partitions: tuple[int, ...] = (0, 1, 2),
+    shape: Callable[[], tuple[int, int]] = lambda: (3, 1),
     later: Later | None = None,
 ) -> RuleService:
     rule = rule or RuleSection(filter="plant/#", topic="water")
     return RuleService(
         rule,
-        TubeTarget(rule, log.append, partitions),
+        TubeTarget(rule, log.append, shape),
         identities=Identities("r1"),
         later=later or (lambda _delay, callback: callback()),
     )
@@ -171,7 +173,7 @@ def test_key_and_type_come_from_templates_and_the_partition_from_the_setting(log
 
 
 def test_one_key_stays_in_one_partition_and_keys_spread(log: Log, broker: Broker) -> None:
-    rule = service(log, broker, partitions=(0, 1, 10_000, 10_001))
+    rule = service(log, broker, shape=lambda: (2, 2))
     for n in range(200):
         rule.receive(broker.inbound(Publish(f"plant/{n % 50}/flow", b"", 0)))
     places: dict[bytes | None, set[int | None]] = {}
@@ -179,6 +181,17 @@ def test_one_key_stays_in_one_partition_and_keys_spread(log: Log, broker: Broker
         places.setdefault(record.key, set()).add(partition)
     assert all(len(partitions) == 1 for partitions in places.values())
     assert set().union(*places.values()) == {0, 1, 10_000, 10_001}
+
+
+def test_new_partitions_of_the_topic_are_used_as_producers_do(log: Log, broker: Broker) -> None:
+    shape = [1, 1]
+    rule = service(log, broker, shape=lambda: (shape[0], shape[1]))
+    shape[:] = 3, 2
+    for n in range(50):
+        rule.receive(broker.inbound(Publish(f"plant/{n}", b"", 0)))
+    ids = partition_ids(3, 2)
+    assert all(partition == ids[zlib.crc32(record.key or b"") % 6] for _, partition, record, _ in log.records)
+    assert {partition for _, partition, _, _ in log.records} == set(ids)
 
 
 def test_ids_repeat_neither_within_a_run_nor_in_the_next(log: Log, broker: Broker) -> None:

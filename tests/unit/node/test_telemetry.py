@@ -87,7 +87,7 @@ async def test_log_lines_have_their_fields_severity_and_the_ids_of_their_span(
         log = Log()
         service = RuleService(
             rule,
-            TracedTarget(TubeTarget(rule, log.append, (0,)), rule, tracing),
+            TracedTarget(TubeTarget(rule, log.append, lambda: (1, 1)), rule, tracing),
             identities=Identities("r1"),
             later=Later(),
         )

@@ -56,7 +56,7 @@ def rule_of(log: Log, tracing: Tracing, later: Later | None = None) -> RuleServi
     rule = RuleSection(filter="plant/#", topic="water")
     return RuleService(
         rule,
-        TracedTarget(TubeTarget(rule, log.append, (0, 1, 2)), rule, tracing),
+        TracedTarget(TubeTarget(rule, log.append, lambda: (3, 1)), rule, tracing),
         identities=Identities("r1"),
         later=later or (lambda _delay, callback: callback()),
     )
@@ -133,7 +133,7 @@ def test_a_span_has_temporary_and_permanent_errors_of_the_log(receiver: OtlpRece
 
 def test_a_record_that_cannot_be_stored_ends_its_span(receiver: OtlpReceiver, tracing: Tracing) -> None:
     rule = RuleSection(filter="plant/#", topic="water")
-    target = TracedTarget(TubeTarget(rule, Log().append, (0,)), rule, tracing)
+    target = TracedTarget(TubeTarget(rule, Log().append, lambda: (1, 1)), rule, tracing)
     with pytest.raises(LocalProtocolError):
         target.prepare(Record(b"42", headers=[("traceparent", PARENT)], msg_time="noon"))
     (span,) = receiver.wait(1)
@@ -143,7 +143,7 @@ def test_a_record_that_cannot_be_stored_ends_its_span(receiver: OtlpReceiver, tr
 def test_spans_of_records_that_wait_end_with_the_rule(receiver: OtlpReceiver, tracing: Tracing) -> None:
     log, broker, later = Log(), Broker(), Later()
     section = RuleSection(filter="plant/#", topic="water")
-    target = TracedTarget(TubeTarget(section, log.append, (0, 1, 2)), section, tracing)
+    target = TracedTarget(TubeTarget(section, log.append, lambda: (3, 1)), section, tracing)
     rule = RuleService(section, target, identities=Identities("r1"), later=later)
     rule.receive(broker.inbound(publish(traceparent=PARENT)))
     rule.receive(broker.inbound(publish(traceparent=PARENT)))

@@ -414,6 +414,11 @@ class TubeBroker:
         self.engine.topics.apply(self.engine.topics.default, [config])
         self.commits.schedule()
 
+    def shape_of(self, topic: str) -> tuple[int, int]:
+        """Return the numbers of partitions per store and of stores of a topic here; (1, 1) if it is unknown."""
+        served = self.engine.topics.by_name.get(topic)
+        return (1, 1) if served is None else (served.config.partitions or 1, served.config.stores or 1)
+
     def heartbeat_now(self) -> None:
         """Send a heartbeat to the master now, for example because a topic was created at the master."""
         if self._member is not None:
