@@ -331,7 +331,8 @@ class TubeBroker:
     def append(
         self, topic: str, partition: int | None, data: bytes, flag: int, msg_type: str | None, done: AppendDone
     ) -> None:
-        """Store a message from inside the node; ``done`` gets the result after its commit, or the error.
+        """Store a message from inside the node; ``done`` gets the result after its commit, or the error: the
+        StorageError if this or an earlier commit failed.
 
         ``done`` never runs before this returns. ``partition`` None: round-robin.
         """
@@ -340,7 +341,8 @@ class TubeBroker:
         try:
             result = engine.append(topic, partition, data, flag, msg_type, self.clock())
         except PenstockError as error:
-            self._loop.call_soon(done, error)
+            # After a failed commit repetitions fail, too: a rule must not keep the message.
+            self._loop.call_soon(done, self.failure or error)
             return
         if self.durability_of(topic) is Durability.MEMORY:
             self._loop.call_soon(done, result)
