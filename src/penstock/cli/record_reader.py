@@ -10,7 +10,7 @@ from typing import IO, Protocol
 
 from penstock.errors import LocalProtocolError
 
-__all__ = ["LARGEST", "LENGTH", "LengthSplitter", "LineSplitter", "Splitter", "chunks"]
+__all__ = ["LARGEST", "LENGTH", "LengthSplitter", "LineSplitter", "Splitter", "WholeSplitter", "chunks"]
 
 CHUNK = 256 << 10
 AHEAD = 8
@@ -119,6 +119,27 @@ class LengthSplitter:
                 hint=_FORMAT,
             )
         yield from ()
+
+
+class WholeSplitter:
+    """The whole input is one record; empty input is none."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield nothing: the record ends with the input [Splitter]."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > LARGEST:
+            raise LocalProtocolError(f"the input has more than {LARGEST} bytes", hint="split it into several records")
+        yield from ()
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield the input [Splitter]."""
+        if self._size:
+            yield b"".join(self._parts)
 
 
 def _no_length(head: bytes) -> LocalProtocolError:

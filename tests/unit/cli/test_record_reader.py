@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli import record_reader
-from penstock.cli.record_reader import LENGTH, LengthSplitter, LineSplitter, Splitter, chunks
+from penstock.cli.record_reader import LENGTH, LengthSplitter, LineSplitter, Splitter, WholeSplitter, chunks
 from penstock.errors import LocalProtocolError
 
 
@@ -61,6 +61,17 @@ def test_a_broken_stream(
     assert next(records) == b"a", "what stands before it is given out"
     with pytest.raises(LocalProtocolError, match=message):
         next(records)
+
+
+@given(st.binary(min_size=1, max_size=60), st.lists(st.integers(0, 60)))
+def test_the_whole_input_wherever_it_is_cut(data: bytes, places: list[int]) -> None:
+    assert split(WholeSplitter(), cut(data, places)) == [data]
+
+
+def test_a_whole_input_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_reader, "LARGEST", 100)
+    with pytest.raises(LocalProtocolError, match="the input has more than 100 bytes"):
+        split(WholeSplitter(), [bytes(100), b"a"])
 
 
 async def test_a_pipe_returns_available_input_at_once() -> None:

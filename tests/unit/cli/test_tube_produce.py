@@ -126,6 +126,15 @@ def test_produce_values_behind_their_length(penstock: Command) -> None:
 
 
 @pytest.mark.usefixtures("_producer")
+def test_produce_the_whole_input_as_one_record(penstock: Command) -> None:
+    data = b"a\nb\r\n\0\xff\n"
+    done = penstock("tube", "produce", "water", "--format", "whole", stdin=data)
+    assert done.err == "1 record produced to water\n"
+    assert [record.value for _, record, _ in Producer.sent] == [data]
+    assert penstock("tube", "produce", "water", "--format", "whole", stdin=b"").err == "0 records produced to water\n"
+
+
+@pytest.mark.usefixtures("_producer")
 def test_produce_lines_of_standard_input_and_answer_in_json(penstock: Command) -> None:
     done = penstock("tube", "produce", "water", "--json", stdin=b"one\r\n\xff\n\nlast")
     assert [record.value for _, record, _ in Producer.sent] == [b"one", b"\xff", b"", b"last"]

@@ -7,17 +7,17 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from penstock.cli.options import Json, duration_option
 from penstock.cli.output import escape, note, print_json
-from penstock.cli.record_reader import LengthSplitter, LineSplitter, Splitter, chunks
+from penstock.cli.record_reader import LengthSplitter, LineSplitter, Splitter, WholeSplitter, chunks
 from penstock.cli.tube.access import (
     Topic,
     TubeConnectionOptions,
@@ -46,11 +46,20 @@ SILENT_S = 5.0
 
 
 class InputFormat(StrEnum):
-    """Format of the input: lines, values with a length prefix, or JSON as printed by `consume --json`."""
+    """Format of the input: lines, one value, values with a length prefix, or JSON as printed by `consume --json`."""
 
     LINES = "lines"
+    WHOLE = "whole"
     LENGTH = "length"
     JSON = "json"
+
+
+_SPLITTERS: Final[Mapping[InputFormat, Callable[[], Splitter]]] = {
+    InputFormat.LINES: LineSplitter,
+    InputFormat.WHOLE: WholeSplitter,
+    InputFormat.LENGTH: LengthSplitter,
+    InputFormat.JSON: LineSplitter,
+}
 
 
 @connects
@@ -69,7 +78,8 @@ def produce(
         InputFormat,
         typer.Option(
             "--format",
-            help="lines; length: 4 bytes (big-endian) before each value; json: as printed by consume --json.",
+            help="lines; whole: the input is one record; length: 4 bytes (big-endian) before each value; json: as "
+            "printed by consume --json.",
             metavar="WORD",
         ),
     ] = InputFormat.LINES,
@@ -152,9 +162,9 @@ def produce(
         note(f"waiting{limit} for topic {topic}: {escape(reason)}")
 
     if typed:
-        note("each line is a record, sent at its end; Ctrl-D ends the input")
-    splitter = LengthSplitter() if form is InputFormat.LENGTH else LineSplitter()
-    source = _values(values) if values else _read(file, splitter)
+        record_of = "the input is one record" if form is InputFormat.WHOLE else "each line is a record, sent at its end"
+        note(f"{record_of}; Ctrl-D ends the input")
+    source = _values(values) if values else _read(file, _SPLITTERS[form]())
     show = _print_place if as_json else None
     count = run_client(
         _produce(
