@@ -154,8 +154,8 @@ def import_command(
     _write_new(output, {name: (text, 0o600 if name in found.secrets else 0o644) for name, text in files.items()})
     needless = sum(row.reason.startswith(NOT_NEEDED) for row in found.left_out)
     note(
-        f"wrote {', '.join(str(output / name) for name in files)}; {len(found.left_out) - needless} of the lines need "
-        f"attention, {needless} are not needed"
+        f"wrote {', '.join(str(output / name) for name in files)}; lines that need attention: "
+        f"{len(found.left_out) - needless}, that are not needed: {needless}"
     )
     for user in found.users:
         note(f"set the password of this user: penstock user create {output / 'passwords'} {shlex.quote(escape(user))}")

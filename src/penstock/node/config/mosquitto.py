@@ -66,7 +66,8 @@ class Conversion:
 
 
 _DURABLE: Final = "not needed: acknowledged messages are on disk, in data_dir"
-_PROCESS: Final = "not needed: set the user of the process in its service"
+_USER: Final = "not needed: set the user of the process in its service"
+_PID: Final = "not needed: `penstock status` shows the process id, which is in the file lock of data_dir"
 _NO_LOG: Final = "not needed: log lines go to standard error, see log_level and log_format"
 _BRIDGE: Final = "not supported: bridges have no such setting"
 _BRIDGE_5: Final = "not needed: bridges use MQTT 5.0, with No Local and Retain As Published"
@@ -78,13 +79,19 @@ _PLUGIN: Final = (
 _PSK: Final = "not supported: TLS with pre-shared keys; use client certificates or passwords"
 _OPENSSL: Final = "not supported: ciphers are those of OpenSSL's defaults for the TLS version"
 _QOS: Final = "not supported: QoS 0, 1 and 2 are always available"
+_NO_CLIENT_CERTIFICATE: Final = "not needed: without require_certificate true no certificate is requested"
+_CHAIN: Final = (
+    "not carried over: no certificate of a client is requested; but Mosquitto also takes certificates of intermediate "
+    "authorities for its own chain from it: certfile must have them, as fullchain.pem of Let's Encrypt"
+)
 _IDENTIFIER: Final = "not needed: a client without an identifier receives one with the prefix penstock-"
 
 
 def _reasons() -> Mapping[str, str]:
     options = {
         _DURABLE: "persistence persistence_file persistence_location autosave_on_changes autosave_interval",
-        _PROCESS: "user pid_file",
+        _USER: "user",
+        _PID: "pid_file",
         _NO_LOG: "log_dest log_facility log_timestamp log_timestamp_format log_type connection_messages "
         "websockets_log_level",
         _PLUGIN: "plugin global_plugin auth_plugin auth_plugin_deny_special_chars plugin_load plugin_use",
@@ -429,7 +436,8 @@ class _Converter:
             if not listener.require_certificate:
                 tls = {key: value for key, value in tls.items() if key not in {"client_ca", "revoked", "name"}}
                 for line in listener.certificate_lines:
-                    self._leave_out(line, "not needed: without require_certificate true no certificate is requested")
+                    chain = line.option == "cafile" and "certificate" in tls
+                    self._leave_out(line, _CHAIN if chain else _NO_CLIENT_CERTIFICATE)
             encrypted = {"certificate", "key"} <= tls.keys()
             if tls and not encrypted and listener.line is not None:
                 self._leave_out(listener.line, "TLS needs certfile and keyfile: it is left out of this listener")
