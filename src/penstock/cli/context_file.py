@@ -153,7 +153,8 @@ def write_contexts(contexts: Contexts) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, text.encode(), mode=0o600)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}", path=str(path)) from error
+        hint = "set XDG_CONFIG_HOME or HOME to a directory that this user may write"
+        raise StorageError(f"{path} cannot be written", path=str(path), why=error.strerror, hint=hint) from error
 
 
 def defaults(context: Context, variables: Mapping[str, str], given: Mapping[str, bool]) -> dict[str, str | bool]:

@@ -41,6 +41,7 @@ def fsck(
             help="Data directory of a stopped node or broker; a backup, or a directory of backups. Default: "
             "PENSTOCK_DATA_DIR, otherwise data_dir of ./penstock.yaml, otherwise ./penstock-data.",
             metavar="DIRECTORY",
+            readable=False,  # the error of the check says more
         ),
     ] = None,
     identity_file: IdentityFile = None,

@@ -56,6 +56,7 @@ def data_dir_option(text: str) -> Any:
         callback=_given_or_local,
         envvar="PENSTOCK_DATA_DIR",
         metavar="DIR",
+        readable=False,  # the command says more about a directory that it may not read
         show_default="data_dir of penstock.yaml, otherwise penstock-data",
     )
 
@@ -238,6 +239,8 @@ class NodeApi:
             found = json.loads(response.read())
         except ValueError:
             raise self._absent(f"the server has no such API (HTTP status {response.status})") from None
+        if isinstance(found, dict) and "errCode" in found:
+            raise self._absent("the administration of a TubeMQ broker answers there, which has no such API")
         if response.status != http.client.OK:
             problem = found.get("error", {}) if isinstance(found, dict) else {}
             raise RefusedError(
@@ -259,7 +262,7 @@ class NodeApi:
             raise UnavailableError(
                 f"the node at {self.address} is of another version",
                 applied=False,
-                why=f"its {path} has other fields: {error.errors()[0]['loc']}",
+                why=f"its {path} differs: {'.'.join(map(str, error.errors()[0]['loc']))}",
                 hint="use the command of that version",
             ) from error
 

@@ -547,9 +547,11 @@ def local_data_dir() -> Path:
     """
     standard = Path(os.environ.get("PENSTOCK_DATA_DIR") or DATA_DIR)
     file = Path(os.environ.get("PENSTOCK_CONFIG") or "penstock.yaml")
-    if os.environ.get("PENSTOCK_DATA_DIR") or not file.is_file():
+    if os.environ.get("PENSTOCK_DATA_DIR"):
         return standard
     try:
+        if not file.is_file():
+            return standard
         text = file.read_text(encoding="utf-8")
         if "data_dir" not in text:
             return standard

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from penstock.cli import plain_lines
@@ -37,7 +38,7 @@ def run(args: Sequence[str], with_typer: Callable[[Sequence[str]], int]) -> int:
             hint = "free disk space and run it again"
             print_error(PenstockError("the output could not be written", why=error.strerror, hint=hint))
         elif error.filename is not None:
-            print_error(PenstockError(f"{_text(error.filename)} cannot be used", why=error.strerror))
+            print_error(_unusable(_text(error.filename), error))
         elif _has_no_directory():
             print_error(PenstockError("the working directory was removed", hint="change to a directory that exists"))
         else:
@@ -65,6 +66,15 @@ def _has_no_directory() -> bool:
     except FileNotFoundError:
         return True
     return False
+
+
+def _unusable(path: str, error: OSError) -> PenstockError:
+    hint = None
+    if isinstance(error, PermissionError):
+        from penstock.runtime.io.permissions import permission_hint
+
+        hint = permission_hint(Path(path))
+    return PenstockError(f"{path} cannot be used", why=error.strerror, hint=hint)
 
 
 def _text(filename: object) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from penstock.errors import StorageError
 from penstock.runtime.io.directory_lock import DirectoryLock, is_locked, unusable
 from penstock.runtime.io.files import replace_file
+from penstock.runtime.io.permissions import permission_hint
 
 __all__ = [
     "ADDRESSES",
@@ -24,6 +26,7 @@ __all__ = [
     "RESTORING",
     "DataDirectory",
     "announced_broker",
+    "check_format",
     "check_restored",
     "is_in_use",
     "running_broker",
@@ -68,8 +71,10 @@ class DataDirectory:
         withdraw(self.path)
         try:
             self._complete_replacement()
-            self._kept = self._read_format()
-            self._check_kept(replicated)
+            kept = check_format(self.path, replicated)
+            if kept is None:
+                self._write_format([])
+            self._kept = kept or []
         except BaseException:
             self._lock.close()
             raise
@@ -139,62 +144,6 @@ class DataDirectory:
         except OSError as error:
             raise unusable(self.path, error, _NAME) from error
 
-    def _read_format(self) -> list[str]:
-        """Check the format, or write it to a new directory; returns the recorded environments."""
-        try:
-            check_restored(self.path)
-            text = self._format.read_bytes()
-        except FileNotFoundError:
-            self._refuse_strangers()
-            self._write_format([])
-            return []
-        except OSError as error:
-            raise unusable(self.path, error, _NAME) from error
-        try:
-            content: dict[str, Any] = json.loads(text)
-            found = content["format"]
-            kept = [str(name) for name in content.get("environments", [])]  # earlier versions recorded none
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StorageError(
-                f"{self._format} has no format version",
-                path=str(self._format),
-                why="it is damaged, or the directory belongs to another program",
-                hint=f'if penstock wrote the directory, put {{"format": {FORMAT}}} there',
-            ) from error
-        if found != FORMAT:
-            raise StorageError(
-                f"data directory {self.path} has format {found!r}, this version knows {FORMAT}",
-                path=str(self._format),
-                why="another version of penstock wrote it",
-                hint="start that version, or choose another directory: --data-dir PATH",
-            )
-        return kept
-
-    def _check_kept(self, replicated: Collection[str]) -> None:
-        for name in self._kept:
-            file = self.path / name / "data.mdb"
-            if not file.is_file():
-                raise StorageError(
-                    f"data directory {self.path} has lost {name}/data.mdb",
-                    path=str(file),
-                    why="an earlier start created it; without it the node would start empty",
-                    hint=f"remove {name!r} from the list in {self._format}: the node then loads its content from the "
-                    "cluster"
-                    if name in replicated
-                    else f"restore the whole directory from one backup; or, to start without its content, remove "
-                    f"{name!r} from the list in {self._format}",
-                )
-
-    def _refuse_strangers(self) -> None:
-        # Refuse a directory with unknown files.
-        strangers = sorted(p.name for p in self.path.iterdir() if p.name not in {"lock", "format.json.new"})
-        if strangers:
-            raise StorageError(
-                f"{self.path} is not a data directory of penstock: it contains {strangers[0]!r} and no format.json",
-                path=str(self.path),
-                hint="choose an empty or a new directory: --data-dir PATH",
-            )
-
     def _write_format(self, kept: list[str]) -> None:
         content = {"format": FORMAT} | ({"environments": kept} if kept else {})
         try:
@@ -214,9 +163,76 @@ def check_restored(path: Path) -> None:
         )
 
 
+def check_format(path: Path, replicated: Collection[str] = ()) -> list[str] | None:
+    """Check the format of the data directory ``path`` and that it is complete; nothing is changed.
+
+    Returns the recorded environments; None for a new directory. ``replicated``: names of environments that the cluster
+    of the node has as well.
+
+    Raises:
+        StorageError: it cannot be read, has an unknown format, unknown files or only a part of a backup, or an
+            environment is missing.
+    """
+    file = path / "format.json"
+    try:
+        check_restored(path)
+        text = file.read_bytes()
+    except FileNotFoundError:
+        _refuse_strangers(path)
+        return None
+    except OSError as error:
+        raise unusable(path, error, _NAME) from error
+    try:
+        content: dict[str, Any] = json.loads(text)
+        found = content["format"]
+        kept = [str(name) for name in content.get("environments", [])]  # earlier versions recorded none
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StorageError(
+            f"{file} has no format version",
+            path=str(file),
+            why="it is damaged, or the directory belongs to another program",
+            hint=f'if penstock wrote the directory, put {{"format": {FORMAT}}} there',
+        ) from error
+    if found != FORMAT:
+        newer = isinstance(found, int) and found > FORMAT
+        raise StorageError(
+            f"data directory {path} has format {found!r}, this version knows {FORMAT}",
+            path=str(file),
+            why=f"{'a newer' if newer else 'another'} version of penstock wrote it",
+            hint="use that version; or restore a backup that this version made into a new directory: "
+            "penstock restore BACKUP DIR",
+        )
+    for name in kept:
+        environment = path / name / "data.mdb"
+        if not environment.is_file():
+            raise StorageError(
+                f"data directory {path} has lost {name}/data.mdb",
+                path=str(environment),
+                why="an earlier start created it; without it the node would start empty",
+                hint=f"remove {name!r} from the list in {file}: the node then loads its content from the cluster"
+                if name in replicated
+                else f"restore the whole directory from one backup; or, to start without its content, remove "
+                f"{name!r} from the list in {file}",
+            )
+    return kept
+
+
+def _refuse_strangers(path: Path) -> None:
+    # Refuse a directory with unknown files.
+    strangers = sorted(p.name for p in path.iterdir() if p.name not in {"lock", "format.json.new"})
+    if strangers:
+        raise StorageError(
+            f"{path} is not a data directory of penstock: it contains {strangers[0]!r} and no format.json",
+            path=str(path),
+            hint="choose an empty or a new directory: --data-dir PATH",
+        )
+
+
 def why_unused(path: Path) -> str:
-    """Return the reason that no node runs in ``path``: it does not exist, is a file, or is not in use."""
+    """Return the reason that no node is found in ``path``: it does not exist, is a file, is denied, or not in use."""
     if path.is_dir():
+        if not os.access(path, os.R_OK | os.X_OK):
+            return f"this user may not read the directory: {permission_hint(path)}"
         return "the directory is not in use by a node"
     return "it is a file" if path.exists() else "it does not exist"
 

@@ -20,19 +20,21 @@ from typing import Final, NamedTuple
 
 import penstock
 from penstock import compiled
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StorageError
 from penstock.mqtt.transport.listener_settings import Transport
 from penstock.node.config.mqtt import broker_limits
 from penstock.node.config.node import NodeConfig, load_config, setting_of
 from penstock.node.config.tube import tube_limits
-from penstock.node.data_dir import running_node
+from penstock.node.data_dir import check_format, is_in_use, running_node
 from penstock.node.extras import check_extras
 from penstock.node.pipeline_commands import missing_files
+from penstock.node.replacement import SNAPSHOT
 from penstock.node.security import NodeSecurity, expiring
 from penstock.runtime.io.container import memory_limit
 from penstock.runtime.io.disk_space import default_floor, file_system_of
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.network import in_use
+from penstock.runtime.io.permissions import permission_hint
 
 __all__ = ["CheckResult", "Level", "diagnose", "mount_of"]
 
@@ -112,7 +114,8 @@ def diagnose(
     yield from _descriptors(config)
     yield from _memory(config)
     yield from _directory(config)
-    if addresses and running_node(config.data_dir) is None:
+    denied = os.access(config.data_dir, os.F_OK) and not os.access(config.data_dir, os.R_OK | os.X_OK)
+    if addresses and not denied and running_node(config.data_dir) is None:  # denied: a node may use it
         yield from _addresses(config)
 
 
@@ -228,15 +231,14 @@ def _memory(config: NodeConfig) -> Iterator[CheckResult]:
 
 def _directory(config: NodeConfig) -> Iterator[CheckResult]:
     path = config.data_dir.absolute()
-    existing = next(each for each in (path, *path.parents) if each.exists())
+    existing = next(each for each in (path, *path.parents) if os.access(each, os.F_OK))
     if not os.access(existing, os.W_OK | os.X_OK):
-        yield CheckResult(
-            Level.PROBLEM,
-            "data directory",
-            f"{path} cannot be written",
-            f"user {os.geteuid()} may not write to {existing}",
-            "change its owner, or set data_dir (--data-dir)",
-        )
+        why, hint = f"user {os.geteuid()} may not write to {existing}", "set data_dir (--data-dir) to another one"
+        if os.statvfs(existing).f_flag & os.ST_RDONLY:
+            why, hint = f"the file system of {existing} is mounted read-only", f"mount it writable, or {hint}"
+        elif existing == path:
+            hint = f"{permission_hint(path)}; or {hint}"
+        yield CheckResult(Level.PROBLEM, "data directory", f"{path} cannot be written", why, hint)
         return
     if existing == path and path.stat().st_mode & 0o007:
         yield CheckResult(
@@ -246,6 +248,12 @@ def _directory(config: NodeConfig) -> Iterator[CheckResult]:
             "it has messages, keys and the administration token",
             f"chmod o-rwx {path}",
         )
+    # A running node has checked it, and a replacement is completed by the next start.
+    if existing == path and not is_in_use(path) and not (path / SNAPSHOT).exists():
+        try:
+            check_format(path, _replicated(config))
+        except StorageError as error:
+            yield _failed_check(Level.PROBLEM, "data directory", error)
     yield from _file_system(existing)
     space = file_system_of(existing)
     floor = default_floor(space.total) if config.disk.min_free_bytes is None else config.disk.min_free_bytes
@@ -261,6 +269,15 @@ def _directory(config: NodeConfig) -> Iterator[CheckResult]:
     else:
         yield CheckResult(Level.OK, "data directory", free)
     yield _disk(existing)
+
+
+def _replicated(config: NodeConfig) -> list[str]:
+    """Return the names of the environments that the cluster of the node has as well."""
+    if config.cluster is None:
+        return []
+    from penstock.node.cluster.state import LOGS, logs_of  # needs the extra `cluster`
+
+    return [LOGS[name] for name in logs_of(config.cluster)]
 
 
 def _file_system(path: Path) -> Iterator[CheckResult]:

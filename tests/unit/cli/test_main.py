@@ -425,8 +425,10 @@ def test_an_unexpected_failure_of_a_file_is_an_error_with_its_name(
     module.app.add()(fails)
     monkeypatch.setitem(sys.modules, "penstock_fails", module)
     monkeypatch.setitem(cli.COMMANDS, "fails", cli.CommandEntry("penstock_fails", ""))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     status, _, err = run(capsys, "fails")
-    assert (status, err) == (1, "penstock: /etc/shadow cannot be used\n  why: Permission denied\n")
+    what = "penstock: /etc/shadow cannot be used\n  why: Permission denied\n"
+    assert (status, err) == (1, f"{what}  hint: run the command as the owner of /etc/shadow: sudo ...\n")
 
 
 def test_a_working_directory_that_was_removed_is_an_error(

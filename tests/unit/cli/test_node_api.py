@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from penstock.cli.options import DATA_DIR, local_data_dir
 from tests.unit.cli.conftest import Command
 
 
@@ -34,3 +36,24 @@ def test_the_default_is_that_of_the_configuration(
     assert text.format("given") in penstock(*command, "--data-dir", "given").err
     monkeypatch.setenv("PENSTOCK_DATA_DIR", "of the environment")
     assert text.format("of the environment") in penstock(*command).err
+
+
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize("command", [("status",), ("aio", "env"), ("backup", "copy")])
+def test_a_directory_that_may_not_be_read_is_no_directory_without_a_node(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _path, mode, **_: mode == os.F_OK)  # also if root runs the tests
+    done = penstock(*command, "--data-dir", "the data")
+    assert done.status == 1
+    assert "\n  why: this user may not read the directory: " in done.err
+
+
+def test_a_working_directory_that_may_not_be_searched_has_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path) -> bool:
+        raise PermissionError
+
+    for name in ("PENSTOCK_DATA_DIR", "PENSTOCK_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "is_file", denied)
+    assert local_data_dir() == DATA_DIR

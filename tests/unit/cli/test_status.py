@@ -39,6 +39,8 @@ async def test_a_node_is_found_by_its_data_directory(tmp_path: Path, capfd: pyte
         assert max(map(len, shown.splitlines())) <= 80 + len(str(tmp_path))
         assert await run("status", "--http", f"https://{ready.http}") == 1
         assert "hint: use the port with TLS" in capfd.readouterr().err
+        assert await run("status", "--http", ready.tube_broker_http) == 1
+        assert "why: the administration of a TubeMQ broker answers there" in capfd.readouterr().err
         assert await run("status", "--http", ready.http, "--json") == 0
         found = json.loads(capfd.readouterr().out)
         assert found["node"]["pid"] == ready.pid

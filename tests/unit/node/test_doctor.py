@@ -8,6 +8,7 @@ import socket
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,3 +131,35 @@ def test_the_file_system_of_a_path() -> None:
     assert mount_of(Path("/home/edge"), MOUNTS) == ("/", "ext4")
     assert mount_of(Path("/var/lib/penstock"), MOUNTS) == ("/var", "overlay")
     assert mount_of(Path("/var/lib/edge data/penstock"), MOUNTS) == ("/var/lib/edge data", "nfs4")
+
+
+def test_a_directory_of_another_user_is_a_problem_without_false_ones(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = file.parent / "data"
+    data.mkdir(mode=0o700)
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: may(path, mode) and (path != data or mode == os.F_OK))
+    (problem,) = found(file, "data directory", Level.PROBLEM)
+    assert problem.hint == f"change the permissions: ls -ld {data}; or set data_dir (--data-dir) to another one"
+    # A node may use the directory, and the addresses.
+    assert not [each for each in diagnose(file, {}, {}) if each.part == "listeners"]
+
+
+def test_a_file_system_that_is_mounted_read_only_is_a_problem(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = file.parent / "data"
+    data.mkdir(mode=0o700)
+    may, flags = os.access, SimpleNamespace(f_flag=os.ST_RDONLY)
+    monkeypatch.setattr(os, "access", lambda path, mode: may(path, mode) and (path != data or not mode & os.W_OK))
+    monkeypatch.setattr(os, "statvfs", lambda _: flags)
+    (problem,) = found(file, "data directory", Level.PROBLEM)
+    assert problem.why == f"the file system of {data} is mounted read-only"
+
+
+def test_a_directory_that_the_node_would_refuse_is_a_problem(file: Path) -> None:
+    data = file.parent / "data"
+    data.mkdir(mode=0o700)
+    assert not found(file, "data directory", Level.PROBLEM)
+    (data / "format.json").write_text('{"format": 2}')
+    (problem,) = found(file, "data directory", Level.PROBLEM)
+    assert (problem.why, "has format 2" in problem.what) == ("a newer version of penstock wrote it", True)

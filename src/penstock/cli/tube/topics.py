@@ -224,7 +224,7 @@ def topics_delete(
 ) -> None:
     """Delete TOPIC and its records, on every broker or on some."""
     states = _states(tube, topic, broker_id)
-    if not (yes or confirmed(f"Delete topic {topic} and all its records on {len(states)} broker(s)?")):
+    if not (yes or confirmed(f"Delete topic {topic} and all its records (brokers: {len(states)})?")):
         note(f"topic {topic} was not deleted")
         raise typer.Exit(1)
     gone = delete_topic(tube, topic, states, everywhere=broker_id is None)

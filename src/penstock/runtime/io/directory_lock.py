@@ -15,6 +15,7 @@ from pathlib import Path
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.io.files import DirectFiles
+from penstock.runtime.io.permissions import permission_hint
 
 __all__ = ["DirectoryLock", "is_locked", "unusable"]
 
@@ -83,12 +84,15 @@ def is_locked(directory: Path) -> bool:
 
 def unusable(directory: Path, error: OSError, name: str = "directory") -> StorageError:
     """Return the error about a directory that cannot be created, read or written."""
-    place = error.filename or directory
+    place = Path(error.filename or directory)
+    hint = "choose a directory that this user may write" + (": --data-dir PATH" if name == "data directory" else "")
+    if isinstance(error, PermissionError) and os.access(directory, os.F_OK):
+        hint = f"{permission_hint(place)}; or {hint}"
     return StorageError(
         f"{name} {directory} cannot be used",
         path=str(directory),
         why=f"{place} is a file" if isinstance(error, FileExistsError) else f"{place}: {error.strerror}",
-        hint="choose a directory that this user may write" + (": --data-dir PATH" if name == "data directory" else ""),
+        hint=hint,
     )
 
 
