@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -244,4 +245,64 @@ def test_without_disk_space_nothing_is_written_and_the_same_may_be_tried_again(
     environment.transact(write, "writing one row", size=100)
     environment.close()
     assert rows_of(environment) == [(b"k", b"v")]
+    environment.close()
+
+
+def test_a_write_that_a_full_disk_cuts_short_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few bytes of data may change many pages, for which there is no space."""
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+    rows = [(b"%04d" % number, bytes(1000)) for number in range(1000)]
+    pages = iter([1000])  # free before the transaction, none afterwards
+
+    def write(transaction: lmdb.Transaction[bytes]) -> None:
+        transaction.cursor(db=environment.tables["rows"]).putmulti(rows)
+
+    def statvfs(_: Path) -> os.statvfs_result:
+        free = next(pages, 0)
+        return os.statvfs_result((4096, 4096, 1000, free, free, 0, 0, 0, 0, 255))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # a write across the limit is cut short
+    try:
+        with monkeypatch.context() as patch, pytest.raises(OutOfSpaceError, match="writing rows waits") as caught:
+            patch.setattr(os, "statvfs", statvfs)
+            environment.transact(write, "writing rows", size=100)
+        assert "Input/output error; 0 KiB are free" in str(caught.value.why)
+        # With space it is an error of the device.
+        with pytest.raises(StorageError, match="writing rows failed: .*Input/output error") as failed:
+            environment.transact(write, "writing rows", size=100)
+        assert not isinstance(failed.value, OutOfSpaceError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    environment.transact(write, "writing rows", size=100)
+    environment.close()
+    assert rows_of(environment) == rows
+    environment.close()
+
+
+def test_an_fsync_without_space_cannot_be_tried_again(tmp_path: Path) -> None:
+    """Earlier transactions, which it would have made durable, may be lost."""
+
+    class Full:
+        def __init__(self, handle: lmdb.Environment) -> None:
+            self._handle = handle
+
+        def sync(self, *, force: bool) -> None:  # noqa: ARG002 - as LMDB calls it
+            raise lmdb.DiskError("mdb_env_sync: No space left on device")
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._handle, name)
+
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+    handle = environment._env
+    assert handle is not None
+    environment._env = Full(handle)  # type: ignore[assignment]
+    with pytest.raises(StorageError, match="writing failed: mdb_env_sync") as caught:
+        environment.transact(lambda t: t.put(b"k", b"v", db=environment.tables["rows"]), "writing", sync=True)
+    assert not isinstance(caught.value, OutOfSpaceError)
+    environment._env = handle
     environment.close()

@@ -7,6 +7,7 @@ Shared by all stores in LMDB. A transaction is atomic; the guarantee of its comm
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -29,6 +30,8 @@ INITIAL_MAP_BYTES: Final = 1 << 30
 
 _LEAST_SPACE: Final = 1 << 20
 """Minimum of free space for a transaction in addition to its data, for inner pages and growth of the file."""
+
+_INPUT_OUTPUT_ERROR: Final = os.strerror(errno.EIO)
 
 _SCHEMA: Final = Struct(">I")
 
@@ -119,6 +122,7 @@ class LmdbEnvironment:
             raise StorageError(
                 f"{self._name} cannot be opened: {error}",
                 path=str(self.path),
+                why=free_space_text(self.path),
                 hint="check disk and permissions, or restore the directory from a backup",
             ) from error
 
@@ -158,8 +162,7 @@ class LmdbEnvironment:
         """Run ``write`` in one transaction, again if the map was too small. ``sync``: fsync it regardless of the
         durability.
 
-        ``size``: bytes of the data. If there is no space for them, no transaction is begun: LMDB reports a write
-        truncated by a full disk as an input/output error, like an error of the device.
+        ``size``: bytes of the data. If there is no space for them, no transaction is begun.
 
         Raises:
             OutOfSpaceError: the disk is full; nothing was written, and the call may be repeated.
@@ -170,20 +173,30 @@ class LmdbEnvironment:
             if not _has_space(self.path, size):
                 raise self._out_of_space(what, None)
             self._carry_out(write)
-            if sync:
+        except lmdb.Error as error:
+            # A transaction may change many more pages than it has data, and LMDB reports a write that a full disk cut
+            # short as an input/output error, like one of the device. It can be repeated in both cases: it writes all
+            # its pages again, and the pages that the last commit uses were not written.
+            if isinstance(error, lmdb.DiskError) or (
+                str(error).endswith(_INPUT_OUTPUT_ERROR) and not _has_space(self.path, size)
+            ):
+                raise self._out_of_space(what, error) from error
+            raise self._failed(what, error) from error
+        if sync:
+            try:
                 with self._lock:
                     self._env.sync(force=True)
-        except lmdb.DiskError as error:  # ENOSPC
-            raise self._out_of_space(what, error) from error
-        except lmdb.Error as error:
-            raise StorageError(
-                f"{self._name}: {what} failed: {error}",
-                path=str(self.path),
-                # LMDB reports a write truncated by a full disk as an input/output error.
-                why="the operating system refused a write or an fsync; no part of the transaction is committed; "
-                + free_space_text(self.path),
-                hint="check the disk (space, health), then restart: acknowledged commits are kept",
-            ) from error
+            except lmdb.Error as error:  # also for lack of space: earlier transactions may be lost
+                raise self._failed(what, error) from error
+
+    def _failed(self, what: str, error: lmdb.Error) -> StorageError:
+        return StorageError(
+            f"{self._name}: {what} failed: {error}",
+            path=str(self.path),
+            why="the operating system refused a write or an fsync; no part of the transaction is committed; "
+            + free_space_text(self.path),
+            hint="check the disk (space, health), then restart: acknowledged commits are kept",
+        )
 
     def _out_of_space(self, what: str, error: Exception | None) -> OutOfSpaceError:
         return OutOfSpaceError(

@@ -75,13 +75,17 @@ class AuditTrail:
             self._rotate()
             fresh = True
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "ab", buffering=0) as file:
-            if not fresh and not _ends_with_newline(self._path):
-                line = b"\n" + line  # a crash truncated the last entry: begin a new line
-            file.write(line)
-            os.fsync(file.fileno())
-        if fresh:
-            DirectFiles().sync_dir(directory)
+        try:
+            if fresh:  # before the first entry: after an error the file exists
+                DirectFiles().sync_dir(directory)
+            elif not _ends_with_newline(self._path):
+                line = b"\n" + line  # a crash or a full disk truncated the last entry: begin a new line
+            rest = memoryview(line)
+            while rest:  # a disk that becomes full returns a short write first
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _rotate(self) -> None:
         for number in range(self._files - 1, 0, -1):
