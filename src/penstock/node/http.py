@@ -466,7 +466,10 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
-        self.acceptor = Acceptor(self._connection, most=MAX_CONNECTIONS, tls=tls, handshake_s=TLS_HANDSHAKE_S)
+        # Health checks and administration work while other clients use all descriptors that they may use.
+        self.acceptor = Acceptor(
+            self._connection, most=MAX_CONNECTIONS, tls=tls, handshake_s=TLS_HANDSHAKE_S, reserved_share=2
+        )
         self.servers = []
         self._listener = listener
         self._stopped = asyncio.Event()

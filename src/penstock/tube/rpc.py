@@ -21,6 +21,7 @@ from typing import Final, cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.runtime.io.acceptor import Acceptor, listen
+from penstock.runtime.io.descriptors import first_reserved
 from penstock.runtime.io.loop import after_reading
 from penstock.runtime.io.tls import HANDSHAKE_FAILED, handshake_failure
 from penstock.runtime.turns import LARGE_READ_BYTES, TURN_SHARES, TurnQueue
@@ -143,12 +144,15 @@ class OpenConnections:
     def _wake(self) -> None:
         asyncio.get_running_loop().call_soon(self.turns.proceed)
 
-    def add(self, connection: ServerConnection) -> bool:
-        """Add a new connection; False if it is refused."""
+    def add(self, connection: ServerConnection, descriptor: int) -> bool:
+        """Add a new connection, with its file descriptor; False if it is refused."""
         if self._closed is not None:  # its TLS handshake was not complete when the server was closed
             return False
         if len(self.open) >= self.max_connections:
             self.refuse(f"{self.max_connections} connections are open")
+            return False
+        if descriptor >= first_reserved():  # the files of the log need some, too
+            self.refuse("out of file descriptors")
             return False
         self.open.add(connection)
         return True
@@ -246,10 +250,10 @@ class ServerConnection(asyncio.Protocol, ABC):
         if name:
             self.place = f"{name[0]}:{name[1]}"
         self.tls = transport.get_extra_info("sslcontext") is not None
-        if not self._connections.add(self):
+        connection = self._transport.get_extra_info("socket")
+        if not self._connections.add(self, -1 if connection is None else connection.fileno()):
             self._transport.abort()
             return
-        connection = self._transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -13,6 +13,8 @@ import uvloop
 
 from penstock.runtime.io import acceptor
 from penstock.runtime.io.acceptor import Acceptor, listen
+from penstock.runtime.io.descriptors import first_reserved
+from tests.resource_limits import descriptor_limit
 
 DEADLINE_S = 60
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -135,3 +137,19 @@ async def test_addresses_of_families_that_the_kernel_lacks_are_left_out(
     else:
         with pytest.raises(OSError, match="not supported"):
             await listen("localhost", 0)
+
+
+@LOOPS
+def test_a_connection_with_a_reserved_descriptor_is_closed(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(new_loop, 1, None) == b"hello"
+    monkeypatch.setattr(acceptor, "first_reserved", lambda _share: 0)
+    assert run(new_loop, 1, None) == b""
+
+
+def test_an_eighth_of_few_descriptors_is_reserved() -> None:
+    with descriptor_limit(80):
+        assert (first_reserved(), first_reserved(2)) == (70, 75)
+    with descriptor_limit(1024):
+        assert (first_reserved(), first_reserved(2)) == (960, 992)

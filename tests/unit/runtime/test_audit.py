@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import StorageError
 from penstock.runtime.observability.audit import AuditTrail, read_audit
+from tests.resource_limits import file_size_limit
 
 
 def test_rows_come_back_in_their_order_and_only_the_owner_may_read_them(tmp_path: Path) -> None:
@@ -56,13 +56,8 @@ def test_a_failure_is_reported_until_a_row_is_written(tmp_path: Path) -> None:
 def test_an_entry_that_a_full_disk_cuts_short_is_refused_and_the_next_one_is_complete(tmp_path: Path) -> None:
     trail = AuditTrail(tmp_path)
     trail.append({"text": "x" * 1000})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))  # a write across the limit is cut short
-    try:
-        with pytest.raises(StorageError, match="cannot be written: File too large"):
-            trail.append({"text": "y" * 1000})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with file_size_limit(1500), pytest.raises(StorageError, match="cannot be written: File too large"):
+        trail.append({"text": "y" * 1000})
     assert (tmp_path / "audit.jsonl").stat().st_size == 1500
     trail.append({"text": "z"})
     assert [row["text"][0] for row in read_audit(tmp_path)] == ["x", "z"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
 from pathlib import Path
 
@@ -116,6 +118,30 @@ async def test_the_check_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         await space.check()
     await space.close()
     await space.close()
+
+
+async def test_a_measurement_that_fails_is_logged_once_until_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.runtime.io.disk_space._CHECK_S", 0.001)
+    measured: list[bool] = []
+    fails = False
+
+    def file_system(_: Path) -> FileSystem:
+        measured.append(not fails)
+        if fails:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return FileSystem(10_000, 10_000)
+
+    space = DiskSpace(tmp_path, file_system=file_system)
+    await space.start()
+    for fails in (True, False, True):
+        while measured[-3:] != [not fails] * 3:
+            await asyncio.sleep(0.001)
+    await space.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"disk space cannot be measured path={tmp_path}: [Errno 24] Too many open files"
+    ] * 2
 
 
 @pytest.mark.parametrize(("total", "floor"), [(1 << 40, 256 << 20), (2 << 30, (2 << 30) // 20), (0, 0)])

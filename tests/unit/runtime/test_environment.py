@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment, release_pages
+from tests.resource_limits import descriptor_limit, file_size_limit
 
 
 def an_environment(path: Path, *, schema: int = 1, many: bool = False) -> LmdbEnvironment:
@@ -123,21 +123,28 @@ def test_pages_are_released_between_transactions(tmp_path: Path) -> None:
     assert environment.reusable_bytes() == 0
 
 
-def test_an_environment_that_cannot_be_opened_again_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_cannot_be_opened_again_is_opened_by_the_next_transaction(tmp_path: Path) -> None:
     environment = an_environment(tmp_path)
     rows_of(environment)
 
-    def fail(*_: object, **__: object) -> None:
-        raise lmdb.Error("too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(lmdb, "open", fail)
-        release_pages()
-    with pytest.raises(StorageError, match="writing failed"):
+    def write() -> None:
         environment.transact(lambda t: t.put(b"k", b"v", db=environment.tables["rows"]), "writing")
-    with pytest.raises(StorageError):
-        environment.close()
-    assert rows_of(environment) == []
+
+    with descriptor_limit(3):
+        release_pages()
+        with pytest.raises(OutOfSpaceError, match="writing waits for a file descriptor") as caught:
+            write()
+        assert "Too many open files" in str(caught.value.why)
+        with pytest.raises(StorageError, match="cannot be read"):
+            environment.read(lambda t: t.stat(environment.tables["rows"]))
+        assert environment.reusable_bytes() == 0
+    write()
+    assert environment.read(lambda t: t.get(b"k", db=environment.tables["rows"])) == b"v"
+    with descriptor_limit(3):
+        release_pages()
+        with pytest.raises(StorageError, match="fsync failed"):
+            environment.close()
+    assert rows_of(environment) == [(b"k", b"v")]
     environment.close()
 
 
@@ -264,19 +271,16 @@ def test_a_write_that_a_full_disk_cuts_short_may_be_tried_again(
         free = next(pages, 0)
         return os.statvfs_result((4096, 4096, 1000, free, free, 0, 0, 0, 0, 255))
 
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # a write across the limit is cut short
-    try:
-        with monkeypatch.context() as patch, pytest.raises(OutOfSpaceError, match="writing rows waits") as caught:
+    with file_size_limit(1 << 20):
+        with monkeypatch.context() as patch:
             patch.setattr(os, "statvfs", statvfs)
-            environment.transact(write, "writing rows", size=100)
+            with pytest.raises(OutOfSpaceError, match="writing rows waits") as caught:
+                environment.transact(write, "writing rows", size=100)
         assert "Input/output error; 0 KiB are free" in str(caught.value.why)
         # With space it is an error of the device.
-        with pytest.raises(StorageError, match="writing rows failed: .*Input/output error") as failed:
+        with pytest.raises(StorageError, match=r"writing rows failed: .*Input/output error") as failed:
             environment.transact(write, "writing rows", size=100)
         assert not isinstance(failed.value, OutOfSpaceError)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     environment.transact(write, "writing rows", size=100)
     environment.close()
     assert rows_of(environment) == rows
@@ -290,7 +294,7 @@ def test_an_fsync_without_space_cannot_be_tried_again(tmp_path: Path) -> None:
         def __init__(self, handle: lmdb.Environment) -> None:
             self._handle = handle
 
-        def sync(self, *, force: bool) -> None:  # noqa: ARG002 - as LMDB calls it
+        def sync(self, *, force: bool) -> None:
             raise lmdb.DiskError("mdb_env_sync: No space left on device")
 
         def __getattr__(self, name: str) -> object:

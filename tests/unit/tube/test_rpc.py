@@ -248,3 +248,13 @@ def test_a_closed_server_ends_handshakes_at_any_time(new_loop: Callable[[], asyn
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(close_often())
+
+
+async def test_connections_leave_file_descriptors_for_the_log(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = encode_frame(1, encode_request(Request(1, 1, 3, b"x")))
+    assert len(await talk(port, request, lambda found: len(found) == 1)) == 1
+    monkeypatch.setattr(rpc, "first_reserved", lambda: 0)
+    with suppress(ConnectionError):
+        assert await talk(port, request, lambda found: len(found) == 1) == []
+    monkeypatch.undo()
+    assert len(await talk(port, request, lambda found: len(found) == 1)) == 1

@@ -14,6 +14,8 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from penstock.runtime.io.descriptors import first_reserved
+
 __all__ = ["Acceptor", "listen"]
 
 BACKLOG: Final = 128
@@ -57,11 +59,18 @@ class Acceptor:
     """Accepts one connection per socket and loop turn. ``create()`` returns the protocol of each.
 
     ``tls`` is the context of new connections and may be replaced, not set to None; ``handshake_s``: time limit of a
-    handshake. A connection beyond ``most`` that are being opened is closed.
+    handshake. A connection beyond ``most`` that are being opened is closed, and one with a reserved file descriptor;
+    ``reserved_share``: see :func:`~penstock.runtime.io.descriptors.first_reserved`.
     """
 
     def __init__(
-        self, create: Callable[[], asyncio.Protocol], *, most: int, tls: ssl.SSLContext | None, handshake_s: float
+        self,
+        create: Callable[[], asyncio.Protocol],
+        *,
+        most: int,
+        tls: ssl.SSLContext | None,
+        handshake_s: float,
+        reserved_share: int = 1,
     ) -> None:
         self.tls = tls
         self.opening: set[asyncio.Task[None]] = set()
@@ -69,6 +78,7 @@ class Acceptor:
         self._create = create
         self._most = most
         self._handshake_s = handshake_s
+        self._reserved_share = reserved_share
         self._sockets: list[socket.socket] = []
         self._again: dict[socket.socket, asyncio.TimerHandle] = {}
 
@@ -113,7 +123,7 @@ class Acceptor:
             loop.remove_reader(listening)
             self._again[listening] = loop.call_later(ACCEPT_AGAIN_S, self._watch, listening)
             return
-        if len(self.opening) >= self._most:
+        if len(self.opening) >= self._most or connection.fileno() >= first_reserved(self._reserved_share):
             connection.close()
             return
         connection.settimeout(0)

@@ -97,6 +97,8 @@ class DiskSpace:
         self._file_system = file_system
         self._writers: list[Writer] = []
         self._checks = 0
+        self._unmeasured = False
+        """Whether the last check of :meth:`start` could not measure, which was logged."""
         self._task: asyncio.Task[None] | None = None
 
     def add(self, writer: Writer) -> None:
@@ -148,9 +150,12 @@ class DiskSpace:
             await asyncio.sleep(_CHECK_S)
             try:
                 await self.check()
+                self._unmeasured = False
             except OSError as error:
                 # Errors of the file system are reported by the parts that use it.
-                _log.warning("disk space cannot be measured path=%s: %s", self._path, error)
+                if not self._unmeasured:
+                    _log.warning("disk space cannot be measured path=%s: %s", self._path, error)
+                self._unmeasured = True
 
     def _measure(self) -> tuple[str, str, list[int]]:
         """Return cause and hint, and the reusable bytes of each writer if there is a cause."""

@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 import lmdb
 
 from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.io.descriptors import WAIT_HINT
 from penstock.runtime.io.files import DirectFiles, Durability, free_space_text
 
 __all__ = ["INITIAL_MAP_BYTES", "LmdbEnvironment", "release_pages"]
@@ -32,6 +33,7 @@ _LEAST_SPACE: Final = 1 << 20
 """Minimum of free space for a transaction in addition to its data, for inner pages and growth of the file."""
 
 _INPUT_OUTPUT_ERROR: Final = os.strerror(errno.EIO)
+_NO_DESCRIPTOR: Final = os.strerror(errno.EMFILE)
 
 _SCHEMA: Final = Struct(">I")
 
@@ -78,6 +80,8 @@ class LmdbEnvironment:
         self._map_bytes = map_bytes
         self._is, self._has, self._it = ("are", "have", "them") if many else ("is", "has", "it")
         self._env: lmdb.Environment | None = None
+        self._dropped = False
+        """Whether :meth:`release_pages` closed the handle and could not open it again."""
         self._stored_bytes = 0
         self._lock = threading.Lock()
         """One transaction at a time: the map must not grow while another thread reads."""
@@ -181,6 +185,13 @@ class LmdbEnvironment:
                 str(error).endswith(_INPUT_OUTPUT_ERROR) and not _has_space(self.path, size)
             ):
                 raise self._out_of_space(what, error) from error
+            if self._dropped and str(error).endswith(_NO_DESCRIPTOR):
+                raise OutOfSpaceError(
+                    f"{self._name}: {what} waits for a file descriptor",
+                    path=str(self.path / "data.mdb"),
+                    why=str(error),
+                    hint=WAIT_HINT,
+                ) from error
             raise self._failed(what, error) from error
         if sync:
             try:
@@ -208,16 +219,16 @@ class LmdbEnvironment:
 
     def _carry_out(self, write: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         with self._lock:
-            assert self._env is not None
+            env = self._handle()
             while True:
                 try:
-                    with self._env.begin(write=True) as transaction:
+                    with env.begin(write=True) as transaction:
                         result = write(transaction)
-                    self._stored_bytes = int(self._env.info()["last_pgno"] * self._env.stat()["psize"])
+                    self._stored_bytes = int(env.info()["last_pgno"] * env.stat()["psize"])
                     return result
                 except lmdb.MapFullError:
                     self._map_bytes *= 2
-                    self._env.set_mapsize(self._map_bytes)
+                    env.set_mapsize(self._map_bytes)
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         """Run ``look`` in a read transaction; from any thread, without concurrent writes.
@@ -227,7 +238,7 @@ class LmdbEnvironment:
         """
         assert self._env is not None, "open() comes first"
         try:
-            with self._lock, self._env.begin() as transaction:
+            with self._lock, self._handle().begin() as transaction:
                 return look(transaction)
         except lmdb.Error as error:
             raise StorageError(
@@ -249,8 +260,9 @@ class LmdbEnvironment:
             if self._env is None:
                 return 0
             try:
-                page, pages = self._env.stat()["psize"], self._env.info()["last_pgno"] + 1
-                with self._env.begin() as transaction:
+                env = self._handle()
+                page, pages = env.stat()["psize"], env.info()["last_pgno"] + 1
+                with env.begin() as transaction:
                     for table in self.tables.values():
                         stat = transaction.stat(table)
                         pages -= stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
@@ -262,32 +274,47 @@ class LmdbEnvironment:
         """Free the memory of earlier transactions; waits for a running one.
 
         LMDB keeps a page of memory for each page that its largest transaction changed until it is closed (80 MB after
-        300,000 keys were written and deleted), so this closes and reopens it. If it cannot be reopened, later
-        transactions fail.
+        300,000 keys were written and deleted), so this closes and reopens it. If it cannot be reopened, for example
+        without file descriptors, the next transaction tries again.
         """
         with self._lock:
             if self._env is None:
                 return
             self._env.close()
+            self._dropped = True
             try:
-                self._env = self._open_handle()
-                self._open_tables(self._env)
-            except (lmdb.Error, OSError) as error:
-                _log.critical("%s cannot be opened again: %s", self._name, error)
+                self._handle()
+            except lmdb.Error as error:
+                _log.error("%s cannot be opened again: %s", self._name, error)
+
+    def _handle(self) -> lmdb.Environment:
+        """Return the handle, which is opened again if :meth:`release_pages` closed it. Raises lmdb.Error."""
+        assert self._env is not None, "open() comes first"
+        if self._dropped:
+            env = self._open_handle()
+            try:
+                self._open_tables(env)
+            except BaseException:
+                env.close()  # LMDB must not be opened twice
+                raise
+            self._env, self._dropped = env, False
+        return self._env
 
     def close(self) -> None:
         """Make everything durable and close; may be called twice."""
         with self._lock:
-            env, self._env = self._env, None
-        if env is None:
-            return
-        try:
-            env.sync(force=True)
-        except lmdb.Error as error:
-            raise StorageError(f"{self._name}: fsync failed: {error}", path=str(self.path)) from error
-        finally:
-            env.close()
-            self._forget()
+            env = self._env
+            if env is None:
+                return
+            try:
+                env = self._handle()
+                env.sync(force=True)
+            except lmdb.Error as error:
+                raise StorageError(f"{self._name}: fsync failed: {error}", path=str(self.path)) from error
+            finally:
+                env.close()
+                self._env, self._dropped = None, False
+                self._forget()
 
     def _close_failed(self) -> None:
         """Close after :meth:`open` has failed, perhaps before there was a handle."""
