@@ -163,3 +163,14 @@ def test_a_directory_that_the_node_would_refuse_is_a_problem(file: Path) -> None
     (data / "format.json").write_text('{"format": 2}')
     (problem,) = found(file, "data directory", Level.PROBLEM)
     assert (problem.why, "has format 2" in problem.what) == ("a newer version of penstock wrote it", True)
+
+
+def test_a_lost_environment_of_a_cluster_is_loaded_from_it(file: Path) -> None:
+    data = file.parent / "data"
+    data.mkdir(mode=0o700)
+    (data / "format.json").write_text('{"format": 1, "environments": ["mqtt"]}')
+    (problem,) = found(file, "data directory", Level.PROBLEM)
+    assert str(problem.hint).startswith("restore the whole directory from one backup")
+    changed(file, cluster='{name: plant, node: one, etcd: ["127.0.0.1:1"]}')
+    (problem,) = found(file, "data directory", Level.PROBLEM)
+    assert str(problem.hint).endswith("the node then loads its content from the cluster")
