@@ -379,16 +379,17 @@ class _Errors(logging.Handler):
 
 
 def failure(seed: int, *, search_s: float = 20.0) -> Failure | None:
-    """Run a seed; if it breaks a rule, search for a short prefix of its schedule for ``search_s``."""
+    """Run a seed; if it breaks a rule, search for a short prefix of its schedule for ``search_s`` of processor
+    time."""
     reason = _violation(seed, OPERATIONS)
     if reason is None:
         return None
     shortest, passed = OPERATIONS, 0
-    deadline = time.monotonic() + search_s
+    deadline = time.process_time() + search_s  # the result does not depend on other processes
     # A prefix of one that passes may fail, since it meets the faults in another state: the short ones come first, which
     # also take the least time. Between the last that passed and the first that failed, the search halves.
     size = 5
-    while shortest - passed > 1 and time.monotonic() < deadline:
+    while shortest - passed > 1 and time.process_time() < deadline:
         found = _violation(seed, size)
         if found is None:
             passed = size
