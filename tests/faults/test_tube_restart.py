@@ -20,6 +20,7 @@ from penstock.tube.engine.broker.membership import MasterUpdate
 from penstock.tube.engine.broker.offset_history import history_partition
 from penstock.tube.engine.limits import TubeLimits
 from penstock.tube.storage.broker_storage import BrokerStorage
+from penstock.tube.storage.notes import epochs_note
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.broker_client import running as broker
 
@@ -85,7 +86,8 @@ async def test_readers_get_an_error_for_records_that_a_memory_topic_lost_in_a_re
         for text in (b"kept", b"lost-1", b"lost-2"):
             await client.answer(client.send(text))
         seen = await client.range(startOffset=0)
-        assert (seen.range.nextOffset, seen.range.logEpoch) == (84, 0)
+        epoch = seen.range.logEpoch
+        assert seen.range.nextOffset == 84
         await client.register()
         assert len((await client.get()).messages) == 3
         await client.confirm()
@@ -100,7 +102,7 @@ async def test_readers_get_an_error_for_records_that_a_memory_topic_lost_in_a_re
         assert again.engine.offsets.committed(("group", "demo", 0)) == 28
         for number in range(5):
             await client.answer(client.send(b"new-%d" % number))
-        answer = await client.range(startOffset=84, logEpoch=0)
+        answer = await client.range(startOffset=84, logEpoch=epoch)
         lost = answer.range
         assert (answer.errCode, lost.truncatedTo, lost.lostStart, lost.lostEnd) == (500, 28, 28, 84)
         found = await client.range(startOffset=lost.truncatedTo, logEpoch=lost.logEpoch)
@@ -114,27 +116,72 @@ async def test_an_abrupt_end_cuts_no_log_that_was_written(tmp_path: Path, durabi
     path = tmp_path / "a"
     async with broker(path, durability=durability) as (_, client):
         await client.answer(client.send(b"x"))
+        epoch = (await client.range()).range.logEpoch
         copy = killed(path)
     async with broker(copy, durability=durability) as (_, client):
-        assert (await client.range()).range.logEpoch == 0
+        assert (await client.range()).range.logEpoch == epoch > 0
 
 
 async def test_an_orderly_end_begins_no_epoch(tmp_path: Path) -> None:
+    epochs = set()
     for _ in range(2):
         async with broker(tmp_path, durability=Durability.MEMORY) as (_, client):
             await client.answer(client.send(b"x"))
-            assert (await client.range()).range.logEpoch == 0
+            epochs.add((await client.range()).range.logEpoch)
+    assert len(epochs) == 1
+
+
+async def test_a_log_of_a_version_without_epochs_gets_one_at_its_end(tmp_path: Path) -> None:
+    """Readers whose offset has no epoch, or 0, continue; not those beyond the end, whose records are lost."""
+    async with broker(tmp_path) as (running, client):
+        await client.answer(client.send(b"x"))
+        running.storage.meta.commit([], notes={epochs_note("demo", 0): None})
+    async with broker(tmp_path) as (_, client):
+        await client.answer(client.send(b"y"))
+        assert (await client.range(startOffset=28, logEpoch=0)).errCode == 200
+        answer = await client.range(startOffset=56, logEpoch=0)
+        assert (answer.errCode, answer.range.truncatedTo) == (500, 28)
+        epoch = answer.range.logEpoch
+        assert (await client.range(startOffset=56, logEpoch=epoch)).errCode == 200
+    async with broker(tmp_path) as (_, client):
+        assert (await client.range()).range.logEpoch == epoch, "it is stored"
+
+
+async def test_a_topic_that_is_created_again_has_another_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    epochs = []
+    async with broker(path) as (running, client):
+        for _ in range(2):
+            await client.answer(client.send(b"x"))
+            epochs.append((await client.range()).range.logEpoch)
+            running.commands.apply(MasterUpdate(removed_topics=["demo"]))
+            running.create_topic("demo")
+            await running.committed()
+        await client.answer(client.send(b"new"))
+        await client.answer(client.send(b"newer"))
+        epochs.append((await client.range()).range.logEpoch)
+        copy = killed(path)
+    assert len(set(epochs)) == 3
+    async with broker(copy) as (_, client):
+        for epoch in epochs[:2]:
+            lost = (await client.range(startOffset=28, logEpoch=epoch)).range
+            assert (lost.truncatedTo, lost.lostEnd, lost.logEpoch) == (0, 28, epochs[2])
+        assert (await client.range(startOffset=28, logEpoch=epochs[2])).errCode == 200
 
 
 async def test_the_end_of_the_machine_cuts_a_flushed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
     async with broker(path, durability=Durability.FLUSHED) as (_, client):
         await client.answer(client.send(b"x"))
+        before = (await client.range()).range.logEpoch
         copy = killed(path)
     monkeypatch.setattr("penstock.tube.broker.maintenance.boot_id", lambda: "another")
-    for epoch in (1, 1):
+    epochs = set()
+    for _ in range(2):
         async with broker(copy) as (_, client):  # how it was written counts, not how it is now
-            assert (await client.range()).range.logEpoch == epoch
+            epochs.add((await client.range()).range.logEpoch)
+    assert len(epochs) == 1
+    assert before not in epochs
 
 
 async def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ def test_any_range_holds_exactly_its_messages(peer: ConnectionOptions) -> None:
         partitions = tube.partitions(["ranges"])
         assert partitions == [TopicPartition("ranges", 1, n) for n in range(3)]
         bounds = tube.bounds(partitions)
-        low, high, oldest, newest = bounds[partitions[0]]
+        low, high, oldest, newest, epoch = bounds[partitions[0]]
+        assert epoch is None
         assert (low, high, oldest) == (0, len(data) * ENTRY, 0)
         assert newest is not None
         assert newest > sum(map(len, data))  # type: ignore[arg-type]

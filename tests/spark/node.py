@@ -68,6 +68,21 @@ class Node:
 
         self._run(create())
 
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records."""
+        closed = {"acceptPublish": "false", "acceptSubscribe": "false"}
+
+        async def delete() -> None:
+            for step, change in (("modify", closed), ("delete", {}), ("remove", {})):
+                told = {"modifyUser": "me", "confModAuthToken": "token", "topicName": name, **change}
+                answer = await self._master.webapi({"method": f"admin_{step}_topic_info", **told})
+                assert answer["result"], answer
+            while name in self._master.engine.cluster.topics:
+                self._broker.heartbeat_now()
+                await asyncio.sleep(0.02)
+
+        self._run(delete())
+
     def add_broker(self, broker_id: int) -> None:
         """Another broker joins the tube, with the topics that exist."""
 
@@ -193,7 +208,7 @@ class Node:
         self._run(delete())
 
     async def _start(self) -> None:
-        self._master = TubeMaster(self._directory)
+        self._master = TubeMaster(self._directory, admin_token="token")
         host, port = await self._master.start("127.0.0.1", 0)
         self.master = f"{host}:{port}"
         self._broker = await self._started(1)

@@ -297,6 +297,29 @@ def test_copies_are_dropped_over_a_restart(setup: Setup) -> None:
     assert setup.ledger.counts("rows").duplicates == 1
 
 
+def test_a_topic_that_is_created_again_is_not_continued_silently(rows_alone: Setup) -> None:
+    """Its log is longer than the offset in the checkpoint, which is of another one."""
+    setup = rows_alone
+    setup.send(*(message(f"a{n}", n) for n in range(3)))
+    setup.run()
+    setup.node.delete_topic(setup.topic)
+    setup.node.create_topic(setup.topic, 1)
+    setup.send(*(message(f"b{n}", n) for n in range(5)))
+    with pytest.raises(PenstockError, match=r"offset 84 belongs to a log that was replaced") as caught:
+        setup.run()
+    assert "deleted and created again" in str(caught.value.why)
+    assert len(setup.rows()) == 3
+
+    accepted = setup.pipeline.model_dump(by_alias=True)
+    accepted["source"]["options"]["failOnDataLoss"] = "false"
+    setup.pipeline = Pipeline.model_validate(accepted)
+    setup.run()
+    assert sorted(setup.rows()) == sorted([*(f"a{n}" for n in range(3)), *(f"b{n}" for n in range(5))])
+    (found,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert found.off == ()
+    assert "was replaced" in found.unknown[0]
+
+
 def test_an_interrupted_run_ends_between_batches(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(150)))
     stop = threading.Event()

@@ -192,6 +192,14 @@ class RangeResponse:
         answer, peer = self.message, self.peer
         bounds = answer.range
         start = wanted.startOffset
+        if bounds.HasField("truncatedTo"):
+            raise DataLossError(
+                f"tube: topic {topic!r} partition {partition}: offsets {bounds.lostStart} to {bounds.lostEnd} are of a "
+                "log that was replaced",
+                why=f"broker {peer}: {answer.errMsg}; the topic was deleted and created again, or the broker was "
+                "restored or lost its newest messages",
+                hint=f"continue at offset {bounds.truncatedTo} of the present log",
+            )
         if answer.HasField("range") and wanted.HasField("startOffset"):
             if start < bounds.minOffset:
                 raise DataLossError(
@@ -489,6 +497,20 @@ class BrokerReader(BrokerClient, ABC):
             RefusedError: the broker has no such partition, or no exact ranges.
         """
 
+    def bounds_and_epoch(self, topic: str, partition: int) -> tuple[tuple[int, ...], int | None]:
+        """Return :meth:`bounds`, and the current epoch of the log; None if the broker has no epochs.
+
+        The epoch changes if the topic is deleted and created again, and if the log lost messages that were readable.
+        """
+        return self.bounds(topic, partition), None
+
+    def truncated_to(self, topic: str, partition: int, offset: int, epoch: int) -> int | None:  # noqa: ARG002
+        """Return the end of the remaining messages below ``offset``, which was learned in ``epoch``.
+
+        None if no message was lost, except to retention; also if the broker has no epochs.
+        """
+        return None
+
     @abstractmethod
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         """Return the offset of the first message received at ``time_ms`` or later; the end if all are older.
@@ -499,11 +521,16 @@ class BrokerReader(BrokerClient, ABC):
         """
 
     @abstractmethod
-    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
+    def plan(
+        self, topic: str, partition: int, start: int, end: int, max_messages: int, *, epoch: int | None = None
+    ) -> tuple[int, int]:
         """Return ``(end, count)`` of the longest range from ``start``, up to ``end``, of at most ``max_messages``.
 
+        ``epoch``: the epoch in which the range was learned.
+
         Raises:
-            DataLossError: ``start`` is no longer stored, or beyond the end of the log.
+            DataLossError: ``start`` is no longer stored, or beyond the end of the log; or the log was replaced since
+                ``epoch``.
             UnavailableError, RefusedError: as :meth:`bounds`.
         """
 
@@ -517,14 +544,17 @@ class BrokerReader(BrokerClient, ABC):
         *,
         types: Collection[str] = (),
         data_start: int | None = None,
+        epoch: int | None = None,
     ) -> Iterator[MessageBatch]:
         """Yield exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches.
 
         ``types``: if the broker can filter, only messages that may have one of these types. ``data_start``: byte at
-        which the data of the range begins, for brokers that do not detect missing data.
+        which the data of the range begins, for brokers that do not detect missing data. ``epoch``: the epoch in which
+        the range was learned.
 
         Raises:
-            DataLossError: part of the range is no longer stored, or a message does not match its checksum.
+            DataLossError: part of the range is no longer stored, the log was replaced since ``epoch``, or a message
+                does not match its checksum.
             UnavailableError, RefusedError: as :meth:`bounds`.
         """
 
@@ -559,8 +589,22 @@ class RangeReader(BrokerReader):
         super().close()
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        answer = self._get(topic, partition, broker_pb2.RangeRequest())
-        return answer.range.minOffset, answer.range.maxOffset
+        found = self._get(topic, partition, broker_pb2.RangeRequest()).range
+        return found.minOffset, found.maxOffset
+
+    def bounds_and_epoch(self, topic: str, partition: int) -> tuple[tuple[int, ...], int | None]:
+        found = self._get(topic, partition, broker_pb2.RangeRequest()).range
+        return (found.minOffset, found.maxOffset), found.logEpoch if found.HasField("logEpoch") else None
+
+    def truncated_to(self, topic: str, partition: int, offset: int, epoch: int) -> int | None:
+        wanted = broker_pb2.RangeRequest(startOffset=offset, planOnly=True, logEpoch=epoch)
+        found = self._exchange(topic, partition, wanted, messages=False)
+        lost = found.message.range
+        if lost.HasField("truncatedTo"):
+            return lost.truncatedTo
+        if not found.message.HasField("range"):
+            found.check(topic, partition, wanted)
+        return None
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         answer = self._get(topic, partition, broker_pb2.RangeRequest(timeMs=time_ms))
@@ -589,9 +633,13 @@ class RangeReader(BrokerReader):
             position = found.nextOffset  # so far the store has only messages of other partitions
         return None
 
-    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
+    def plan(
+        self, topic: str, partition: int, start: int, end: int, max_messages: int, *, epoch: int | None = None
+    ) -> tuple[int, int]:
         most = min(max_messages, (1 << 31) - 1)  # int32 on the wire
-        wanted = broker_pb2.RangeRequest(startOffset=start, endOffset=end, maxMessages=most, planOnly=True)
+        wanted = broker_pb2.RangeRequest(
+            startOffset=start, endOffset=end, maxMessages=most, planOnly=True, logEpoch=epoch
+        )
         answer = self._get(topic, partition, wanted)
         return answer.range.nextOffset, answer.range.messageCount
 
@@ -604,6 +652,7 @@ class RangeReader(BrokerReader):
         *,
         types: Collection[str] = (),
         data_start: int | None = None,  # noqa: ARG002 - this broker detects missing data itself
+        epoch: int | None = None,
     ) -> Iterator[MessageBatch]:
         """See :meth:`BrokerReader.read`. The broker selects types by a hash, so messages of other types may be
         included."""
@@ -617,6 +666,7 @@ class RangeReader(BrokerReader):
                 filterCondStr=conditions,
                 asColumns=True,
                 asStored=stored,
+                logEpoch=epoch,
             )
 
         following = wanted(position)
@@ -671,6 +721,13 @@ class RangeReader(BrokerReader):
     def _fetch(
         self, topic: str, partition: int, wanted: broker_pb2.RangeRequest, *, messages: bool = True
     ) -> RangeResponse:
+        response = self._exchange(topic, partition, wanted, messages=messages)
+        response.check(topic, partition, wanted)
+        return response
+
+    def _exchange(
+        self, topic: str, partition: int, wanted: broker_pb2.RangeRequest, *, messages: bool
+    ) -> RangeResponse:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is not wanted:
             ahead = None
@@ -694,6 +751,4 @@ class RangeReader(BrokerReader):
             except BaseException:
                 self.close()  # the connection may contain a partial response
                 raise
-        response = RangeResponse(payload, self._peer, messages=messages)
-        response.check(topic, partition, wanted)
-        return response
+        return RangeResponse(payload, self._peer, messages=messages)

@@ -227,6 +227,23 @@ def test_a_truncated_log_is_reported_to_consumers_beyond_its_end() -> None:
     assert talk.get(range=pb.RangeRequest(startOffset=84)).errCode == 200
 
 
+def test_a_log_is_identified_by_its_epochs() -> None:
+    talk = Talk()
+    talk.fill(b"a", b"b", b"c")
+    talk.stores["demo", 0].epochs = [(7, 0), (5, 56)]
+
+    def kept(epoch: int, **asked: Any) -> int | None:
+        found = talk.get(range=pb.RangeRequest(logEpoch=epoch, **asked)).range
+        return found.truncatedTo if found.HasField("truncatedTo") else None
+
+    assert [kept(epoch, startOffset=84) for epoch in (5, 7, 6, 0)] == [None, 56, 0, 0]
+    assert [kept(epoch, startOffset=56) for epoch in (5, 7, 6, 0)] == [None, None, 0, 0]
+    assert [kept(epoch, startOffset=0) for epoch in (5, 7, 6, 0)] == [None, None, None, None]
+    # The end of a range was learned in the epoch, too.
+    assert [kept(epoch, startOffset=0, endOffset=84) for epoch in (5, 7, 6, 0)] == [None, 56, 0, 0]
+    assert kept(7, startOffset=0, endOffset=84, planOnly=1) == 56
+
+
 def test_a_broker_announces_its_extensions_on_request() -> None:
     talk = Talk()
     assert talk.register(extensions=1).extensions == EXTENSIONS

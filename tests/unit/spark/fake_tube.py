@@ -104,7 +104,9 @@ class FakeReader(BrokerReader):
             if number == partition and start <= index * INDEX_RECORD_BYTES < end
         ]
 
-    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
+    def plan(
+        self, topic: str, partition: int, start: int, end: int, max_messages: int, *, epoch: int | None = None
+    ) -> tuple[int, int]:
         self._may_fail()
         if self.broker.http:
             reached = min(end, start + max_messages * INDEX_RECORD_BYTES)
@@ -123,6 +125,7 @@ class FakeReader(BrokerReader):
         *,
         types: Collection[str] = (),
         data_start: int | None = None,
+        epoch: int | None = None,
     ) -> Iterator[MessageBatch]:
         self._may_fail()
         if data_start is not None:

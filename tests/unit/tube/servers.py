@@ -73,6 +73,17 @@ class Tube:
         self.brokers[number] = broker
         return broker
 
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic, on all brokers and at the master."""
+        assert self.master is not None
+        closed = {"acceptPublish": "false", "acceptSubscribe": "false"}
+        for step, change in (("modify", closed), ("delete", {}), ("remove", {})):
+            told = {"modifyUser": "me", "confModAuthToken": "token", "topicName": name, **change}
+            answer = await self.master.webapi({"method": f"admin_{step}_topic_info", **told})
+            assert answer["result"], answer
+        topics = self.master.engine.cluster.topics
+        await until(lambda: name not in topics)
+
     async def stop_master(self) -> None:
         if self.master is not None:
             await self.master.close()

@@ -131,9 +131,25 @@ def _balance(sink_plan: SinkPlan, entries: list[LedgerEntry]) -> Iterator[str]:
 
 
 def _read(sink_plan: SinkPlan, entries: list[LedgerEntry], counts: QueryCounts, count: Count) -> Iterator[str]:
+    _check_one_log(entries)
     held = count(sink_plan.sink.name, *_whole(entries))
     if held != counts.read:
         yield f"the source has {held} records in the range of the batches, {counts.read} were read"
+
+
+def _check_one_log(entries: list[LedgerEntry]) -> None:
+    """Check that no batch went back to the first offset of another log, as the source does with failOnDataLoss=false.
+
+    Raises:
+        DataLossError: one did, so the records before it cannot be counted any more.
+    """
+    for entry in entries:
+        for stream, places in entry.end.items():
+            for name, place in places.items():
+                if "@" not in name and place < entry.start.get(stream, {}).get(name, place):
+                    raise DataLossError(
+                        f"the log of topic {stream!r} partition {name} was replaced before batch {entry.batch}"
+                    )
 
 
 def _whole(entries: list[LedgerEntry]) -> tuple[Offsets, Offsets]:

@@ -11,7 +11,7 @@ from penstock.errors import PenstockError
 from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.spark.files import source as files
 from penstock.spark.files.source import FileLog
-from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition, from_json
+from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition, epochs_of, from_json
 from penstock.spark.tube.tube_client import TubeClient
 
 __all__ = [
@@ -74,6 +74,7 @@ def measure(tube: TubeClient, bounds: Mapping[TopicPartition, Bounds], end: Offs
         UnavailableError, DataLossError: raised by ``tube``.
     """
     reached = from_json(end)
+    reached |= tube.replaced(reached, epochs_of(end), bounds)
     records, oldest_ms, is_dated, unread = 0, now_ms, True, 0.0
     for partition, bound in bounds.items():
         position = max(reached.get(partition, bound.oldest), bound.oldest)

@@ -53,10 +53,14 @@ from penstock.spark.tube.offsets import (
     PartitionOffsets,
     TimeSpec,
     TopicPartition,
+    check_not_replaced,
     check_offset_in_range,
+    epochs_at,
+    epochs_of,
     from_json,
     marks_of,
     to_json,
+    with_epochs,
     with_marks,
 )
 from penstock.spark.tube.options import COLUMNS, HEADERS, WITH_HEADERS, SourceOptions, canonical_names
@@ -196,9 +200,13 @@ class TubeSourceReader(SourceReader):
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             wanted = self.checked.for_stream() if self._span is None else self._span.begin
             positions = tube.resolve_offsets(wanted, bounds, "startingOffsets")
+            replaced = tube.replaced(positions, epochs_of(wanted) if isinstance(wanted, dict) else {}, bounds)
+        if self.checked.fail_on_data_loss:
+            check_not_replaced(positions, replaced)
+        positions |= replaced
         if self._span is not None:
             self._check_gaps(positions, bounds)
-        return to_json(positions)
+        return with_epochs(to_json(positions), epochs_at(positions, bounds, {}, {}))
 
     def end_of_span(self) -> Offsets | None:
         """Return the end offsets of the span, or None. They are resolved once and stored."""
@@ -223,7 +231,7 @@ class TubeSourceReader(SourceReader):
         if end is None:
             return bounds
         last = from_json(end)
-        return {p: Bounds(b.oldest, min(b.end, last[p])) for p, b in bounds.items() if p in last}
+        return {p: b._replace(end=min(b.end, last[p])) for p, b in bounds.items() if p in last}
 
     def stream(self, spark: SparkSession, input_: QueryInput, start: Offsets) -> DataFrame:
         """Return the stream from ``start``."""
@@ -246,11 +254,12 @@ class TubeSourceReader(SourceReader):
         if not ends:
             return None
         starts = with_marks(to_json({partition: begin[partition] for partition in ends}), marks_of(start))
+        stops = with_epochs(to_json(ends), epochs_of(end))
         left_out = {"subscribe", "maxOffsetsPerTrigger", "startingOffsets"}
         options = {name: value for name, value in self.options.items() if name not in left_out} | {
             "assign": json.dumps({topic: list(named) for topic, named in to_json(ends).items()}),
             "startingOffsets": json.dumps(starts),
-            "endingOffsets": json.dumps(to_json(ends)),
+            "endingOffsets": json.dumps(stops),
         }
         return self._rows(spark.read.format("tubemq").options(**options).load())
 

@@ -17,6 +17,11 @@ has the byte after the range was read. An offset between two planned ends uses t
 but may report a loss that did not affect the range, if retention removed data between the two. In JSON a mark is stored
 next to its offset: ``{"topic": {"1:0": 280, "1:0@data": 4000}}``. Penstock's brokers report such a loss themselves and
 need no marks.
+
+An **epoch** identifies the log of an offset (``storage/notes.py`` of TubeMQ): ``{"topic": {"1:0": 280, "1:0@epoch":
+1234567890}}``. If the topic was deleted and created again, its log has another epoch, and the offset is in a log that
+no longer exists, although the new one may be long enough to have the offset. Apache's brokers have no epochs, and
+checkpoints of versions without epochs continue: there only an offset beyond the end of the log is detected.
 """
 
 from __future__ import annotations
@@ -34,10 +39,12 @@ from penstock.tube.codec.strings import PARTITIONS_PER_STORE
 
 __all__ = [
     "EARLIEST",
+    "EPOCH",
     "LATEST",
     "MARK",
     "Assigned",
     "Bounds",
+    "Epochs",
     "LogEnds",
     "Marks",
     "OffsetSpec",
@@ -49,7 +56,10 @@ __all__ = [
     "before_end",
     "by_partition",
     "check_data_stored",
+    "check_not_replaced",
     "check_offset_in_range",
+    "epochs_at",
+    "epochs_of",
     "from_json",
     "group_for_counting",
     "is_selected",
@@ -57,6 +67,7 @@ __all__ = [
     "pack_tasks",
     "parse_offset_spec",
     "parse_times",
+    "replaced_log",
     "resolve",
     "round_down",
     "select",
@@ -66,6 +77,7 @@ __all__ = [
     "split_key",
     "stop_offsets",
     "to_json",
+    "with_epochs",
     "with_marks",
 ]
 
@@ -74,6 +86,9 @@ LATEST = -1
 
 MARK = "@data"
 """Suffix of a partition's key in the offset JSON: the value is the partition's mark, not its offset."""
+
+EPOCH = "@epoch"
+"""Suffix of a partition's key in the offset JSON: the value is the epoch of the log that the offset belongs to."""
 
 
 class TopicPartition(NamedTuple):
@@ -101,13 +116,14 @@ class Bounds(NamedTuple):
     """Oldest stored offset and durable end of the log of a partition's store.
 
     ``oldest_data`` and ``end_data`` are byte positions in the store's data. Only brokers that delete index and data
-    separately report them.
+    separately report them. ``epoch`` is the current epoch of the log; None if the broker has no epochs.
     """
 
     oldest: int
     end: int
     oldest_data: int | None = None
     end_data: int | None = None
+    epoch: int | None = None
 
 
 class Slice(NamedTuple):
@@ -171,10 +187,11 @@ def from_json(document: Mapping[str, Mapping[str, int]]) -> PartitionOffsets:
     try:
         for topic, named in document.items():
             for key, offset in named.items():
-                broker_id, partition = split_key(key.removesuffix(MARK))
+                name, suffix = _split_suffix(key)
+                broker_id, partition = split_key(name)
                 if broker_id is None or not _is_whole(offset) or offset < 0:
                     raise ValueError(key)
-                if not key.endswith(MARK):
+                if not suffix:
                     offsets[TopicPartition(topic, broker_id, partition)] = offset
     except (AttributeError, ValueError, TypeError) as error:
         raise ConfigError(
@@ -246,7 +263,7 @@ def parse_times(text: str, option: str) -> PartitionValues:
 
 def _check_offset(text: str, option: str, topic: str, key: str, offset: object, allowed: Mapping[str, bool]) -> None:
     try:
-        split_key(key.removesuffix(MARK))
+        split_key(_split_suffix(key)[0])
     except ValueError as error:
         raise _bad_offsets(option, text, f"{key!r} of topic {topic!r} is not a partition", allowed) from error
     if not _is_whole(offset) or (isinstance(offset, int) and offset < EARLIEST):
@@ -274,6 +291,14 @@ def split_key(key: str) -> tuple[int | None, int]:
     if len(parts) > 2 or not all(part.isascii() and part.isdecimal() for part in parts):
         raise ValueError(key)
     return (int(parts[0]) if len(parts) == 2 else None), int(parts[-1])
+
+
+def _split_suffix(key: str) -> tuple[str, str]:
+    """Split a key of the offset JSON into the partition's key and MARK, EPOCH or ""; ValueError for other suffixes."""
+    name, sign, kind = key.partition("@")
+    if sign + kind not in ("", MARK, EPOCH):
+        raise ValueError(key)
+    return name, sign + kind
 
 
 def _is_whole(value: object) -> bool:
@@ -341,7 +366,7 @@ def by_partition(named: PartitionValues, known: Collection[TopicPartition], opti
     found: dict[TopicPartition, int] = {}
     for topic, of_topic in named.items():
         for key, number in of_topic.items():
-            if key.endswith(MARK):
+            if _split_suffix(key)[1]:
                 continue
             partition = _find(topic, key, known, option)
             if partition in found:
@@ -430,6 +455,27 @@ def check_offset_in_range(offset: int, bounds: Bounds, partition: TopicPartition
             " data directory), or the offset belongs to another cluster",
             hint="check the offset and the master, or set failOnDataLoss=false to wait until the log reaches it",
         )
+
+
+def replaced_log(partition: TopicPartition, offset: int, begin: int) -> DataLossError:
+    """Return the error about an ``offset`` whose log was replaced from the offset ``begin`` on."""
+    return DataLossError(
+        f"{partition}: offset {offset} belongs to a log that was replaced from offset {begin} on",
+        why="the topic was deleted and created again, the data directory of its broker was replaced or restored from a"
+        " backup, or the broker lost its newest messages in a crash",
+        hint=f"set failOnDataLoss=false to continue at offset {begin} of the present log and accept the loss of unread"
+        " records, or start anew with another checkpoint",
+    )
+
+
+def check_not_replaced(offsets: PartitionOffsets, replaced: PartitionOffsets) -> None:
+    """Check that no log of ``offsets`` was replaced; ``replaced`` is the result of ``TubeClient.replaced``.
+
+    Raises:
+        DataLossError: one was.
+    """
+    for partition in sorted(replaced):
+        raise replaced_log(partition, offsets[partition], replaced[partition])
 
 
 def slices(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[Slice]:
@@ -540,22 +586,63 @@ MOST_ENDS = 1024
 
 def marks_of(document: Mapping[str, Mapping[str, int]]) -> Marks:
     """Return the marks in an offset JSON object; partitions without a broker are skipped."""
-    marks: Marks = {}
-    for topic, named in document.items():
-        for key, byte in named.items():
-            if key.endswith(MARK):
-                broker_id, partition = split_key(key.removesuffix(MARK))
-                if broker_id is not None:
-                    marks[TopicPartition(topic, broker_id, partition)] = byte
-    return marks
+    return _values(document, MARK)
 
 
 def with_marks(document: dict[str, dict[str, int]], marks: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     """Add the ``marks`` of its partitions to ``document`` and return it."""
-    for partition in sorted(marks):
+    return _with_values(document, marks, MARK)
+
+
+Epochs = dict[TopicPartition, int]
+"""Per partition, the epoch of the log that its offset belongs to."""
+
+
+def epochs_of(document: Mapping[str, Mapping[str, int]]) -> Epochs:
+    """Return the epochs in an offset JSON object; partitions without a broker are skipped."""
+    return _values(document, EPOCH)
+
+
+def with_epochs(document: dict[str, dict[str, int]], epochs: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Add the ``epochs`` of its partitions to ``document`` and return it."""
+    return _with_values(document, epochs, EPOCH)
+
+
+def epochs_at(
+    offsets: PartitionOffsets, bounds: Mapping[TopicPartition, Bounds], begin: PartitionOffsets, before: Epochs
+) -> Epochs:
+    """Return the epochs of ``offsets``, which were learned with ``bounds``.
+
+    ``before`` are the epochs of ``begin``: an equal offset keeps its own, or has none, because Spark compares the JSON
+    to detect new data.
+    """
+    epochs: Epochs = {}
+    for partition, offset in offsets.items():
+        known = bounds.get(partition)
+        epoch = before.get(partition) if known is None or begin.get(partition) == offset else known.epoch
+        if epoch is not None:
+            epochs[partition] = epoch
+    return epochs
+
+
+def _values(document: Mapping[str, Mapping[str, int]], suffix: str) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for topic, named in document.items():
+        for key, number in named.items():
+            if key.endswith(suffix):
+                broker_id, partition = split_key(key.removesuffix(suffix))
+                if broker_id is not None:
+                    found[TopicPartition(topic, broker_id, partition)] = number
+    return found
+
+
+def _with_values(
+    document: dict[str, dict[str, int]], values: Mapping[TopicPartition, int], suffix: str
+) -> dict[str, dict[str, int]]:
+    for partition in sorted(values):
         named = document.get(partition.topic, {})
         if partition.key in named:
-            named[partition.key + MARK] = marks[partition]
+            named[partition.key + suffix] = values[partition]
     return document
 
 

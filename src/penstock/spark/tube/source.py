@@ -43,6 +43,7 @@ from penstock.spark.plain_errors import plain_errors
 from penstock.spark.tube.offsets import (
     LATEST,
     Bounds,
+    Epochs,
     LogEnds,
     Marks,
     PartitionOffsets,
@@ -50,7 +51,10 @@ from penstock.spark.tube.offsets import (
     TimeSpec,
     TopicPartition,
     check_data_stored,
+    check_not_replaced,
     check_offset_in_range,
+    epochs_at,
+    epochs_of,
     from_json,
     group_for_counting,
     marks_of,
@@ -61,6 +65,7 @@ from penstock.spark.tube.offsets import (
     split,
     stop_offsets,
     to_json,
+    with_epochs,
     with_marks,
 )
 from penstock.spark.tube.options import COLUMNS, HEADERS, SinkOptions, SourceOptions
@@ -106,12 +111,13 @@ class Range(NamedTuple):
     """Messages of one partition. ``address`` is the last known address of its broker, so that no request to a master is
     needed.
 
-    ``mark`` is the mark of the start offset, see ``offsets``.
+    ``mark`` is the mark of the start offset and ``epoch`` the epoch of ``piece``, see ``offsets``.
     """
 
     piece: Slice
     address: BrokerAddress | None
     mark: int | None = None
+    epoch: int | None = None
 
 
 class RangePartition(InputPartition):
@@ -149,6 +155,7 @@ def planned(
     options: SourceOptions,
     tube: TubeClient | None,
     marks: Mapping[TopicPartition, int],
+    epochs: Mapping[TopicPartition, int],
 ) -> list[InputPartition]:
     """Return the tasks that read ``pieces``, one range per partition.
 
@@ -160,7 +167,9 @@ def planned(
         tasks = [[piece] for piece in split(pieces, options.min_partitions or 1, options.max_records)]
 
     def found(piece: Slice) -> Range:
-        return Range(piece, tube.address(piece.partition) if tube else None, marks.get(piece.partition))
+        partition = piece.partition
+        address = tube.address(partition) if tube else None
+        return Range(piece, address, marks.get(partition), epochs.get(partition))
 
     return [RangePartition([found(piece) for piece in task]) for task in tasks]
 
@@ -191,11 +200,9 @@ def _read(
         return  # Spark's placeholder for a batch without partitions
     with TubeClient.from_options(options, servers=servers) as tube:
         for range_ in partition.ranges:
-            piece, address, mark = range_
-            yield (
-                range_,
-                tube.read(piece, address=address, fail_on_data_loss=options.fail_on_data_loss, mark=mark),
-            )
+            piece, address, mark, epoch = range_
+            fails = options.fail_on_data_loss
+            yield range_, tube.read(piece, address=address, fail_on_data_loss=fails, mark=mark, epoch=epoch)
     if TaskContext.get() is not None:
         _freeze_gc()
 
@@ -405,6 +412,13 @@ class TubeReader(DataSourceReader):
             bounds = tube.bounds(selected(self._options, tube))
             start = tube.resolve_offsets(self._starting, bounds, "startingOffsets")
             end = tube.resolve_offsets(self._ending, bounds, "endingOffsets")
+            epochs = {partition: bound.epoch for partition, bound in bounds.items() if bound.epoch is not None}
+            for offsets, wanted in ((start, self._starting), (end, self._ending)):
+                known = epochs_of(wanted) if isinstance(wanted, dict) else {}
+                replaced = tube.replaced(offsets, known, bounds)
+                if self._options.fail_on_data_loss:
+                    check_not_replaced(offsets, replaced)
+                offsets.update(replaced)
         for partition, offset in start.items():
             if offset > end[partition]:
                 raise ConfigError(
@@ -417,7 +431,7 @@ class TubeReader(DataSourceReader):
                 check_offset_in_range(end[partition], Bounds(0, bounds[partition].end), partition)
         given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
         marks = LogEnds().marks(start, bounds, begin=start, before=given)
-        return planned(slices(start, end), self._options, tube, marks)
+        return planned(slices(start, end), self._options, tube, marks, epochs)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one task; a repeated call returns the same rows."""
@@ -439,10 +453,12 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = False
         """True after a batch was planned: the next one begins at its end."""
         self._target: PartitionOffsets | None = None
-        self._newest: PartitionOffsets | None = None
+        self._newest: dict[str, dict[str, int]] | None = None
         self._ends = LogEnds()
         self._initial_marks: Marks = {}
+        self._initial_epochs: Epochs = {}
         self._marks: Marks = {}  # time of _offsets
+        self._epochs: Epochs = {}  # as _marks
         self._progress: GroupProgress | None = None
         self._min_wait = (
             None if options.min_messages is None else MinBatchWait(options.min_messages, options.max_delay_ms / 1000)
@@ -457,17 +473,21 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             tube = self._connected()
             bounds = tube.bounds(selected(self._options, tube))
-            self._initial = tube.resolve_offsets(self._starting, bounds, "startingOffsets")
+            initial = tube.resolve_offsets(self._starting, bounds, "startingOffsets")
+            given = self._starting if isinstance(self._starting, dict) else {}
+            replaced = tube.replaced(initial, epochs_of(given), bounds)
             if self._options.fail_on_data_loss:
-                for partition, offset in self._initial.items():
+                check_not_replaced(initial, replaced)
+                for partition, offset in initial.items():
                     check_offset_in_range(offset, bounds[partition], partition)
+            self._initial = initial | replaced
             self._is_anchored = not self._starts_at_latest()
             self._ends.record(bounds)
-            given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
-            self._initial_marks = self._ends.marks(self._initial, bounds, begin=self._initial, before=given)
+            self._initial_marks = self._ends.marks(self._initial, bounds, begin=self._initial, before=marks_of(given))
+            self._initial_epochs = epochs_at(self._initial, bounds, {}, {})
         if self._offsets is None:
-            self._offsets = self._initial
-        return with_marks(to_json(self._initial), self._initial_marks)
+            self._offsets, self._epochs = self._initial, self._initial_epochs
+        return with_epochs(with_marks(to_json(self._initial), self._initial_marks), self._initial_epochs)
 
     def latestOffset(
         self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
@@ -482,14 +502,18 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is not None or self._planned:
             self._publish(begin)
         before = self._marks if start is None else marks_of(start)
+        epochs = self._epochs if start is None else epochs_of(start)
         if not self._is_anchored and begin == self._initial:
             self._is_anchored = True
-            return with_marks(to_json(begin), before)
+            return with_epochs(with_marks(to_json(begin), before), epochs)
         # Spark 4.1 has no admission control and passes no start: apply the option. Otherwise use Spark's limit.
         rows = self._options.max_messages if start is None else getattr(limit, "max_rows", None)
-        bounds = self._bounds(begin, before)
-        ends = self._limited(begin, self._reachable(begin, bounds), rows)
-        return with_marks(to_json(ends), self._ends.marks(ends, bounds, begin=begin, before=before))
+        bounds, replaced = self._bounds(begin, before, epochs)
+        present = {partition: bound for partition, bound in bounds.items() if partition not in replaced}
+        # The first offset of a log that replaces another one is stored by this batch, and read from by the next one.
+        ends = self._limited(begin, self._reachable(begin, present), rows) | replaced
+        document = with_marks(to_json(ends), self._ends.marks(ends, bounds, begin=begin, before=before))
+        return with_epochs(document, epochs_at(ends, bounds, begin, epochs))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return ``maxOffsetsPerTrigger`` as Spark's limit; without the option, all available messages."""
@@ -500,7 +524,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
         """Return the end of the log at the last request, regardless of limits: progress reports contain the lag."""
-        return None if self._newest is None else to_json(self._newest)
+        return self._newest
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Set the end of the run: the current end of each partition that exists now."""
@@ -517,11 +541,11 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         restart while a broker is unavailable. Such a partition begins at ``startingOffsets``.
         """
         begin, stop = from_json(start), from_json(end)
-        self._offsets, self._marks, self._planned = stop, marks_of(end), True
+        self._offsets, self._marks, self._epochs, self._planned = stop, marks_of(end), epochs_of(end), True
         unknown = stop.keys() - begin.keys()
         if unknown:
             begin |= self._starts_of(unknown, stop)
-        return planned(slices(begin, stop), self._options, self._tube, marks_of(start))
+        return planned(slices(begin, stop), self._options, self._tube, marks_of(start), epochs_of(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one task; a repeated call returns the same rows."""
@@ -576,20 +600,28 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._offsets is not None
         return self._offsets
 
-    def _bounds(self, begin: PartitionOffsets, before: Marks) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of each selected partition; check that the data after ``begin`` is still stored."""
+    def _bounds(
+        self, begin: PartitionOffsets, before: Marks, epochs: Epochs
+    ) -> tuple[dict[TopicPartition, Bounds], PartitionOffsets]:
+        """Return the bounds of each selected partition, and those with a replaced log (``TubeClient.replaced``).
+
+        Checks that the data after ``begin`` is still stored.
+        """
         options, tube = self._options, self._connected()
         mine = [partition for partition in begin if options.selects(partition)]
         bounds = tube.bounds(selected(options, tube, required=mine, max_age_s=_DISCOVERY_S))
-        self._newest = begin | {partition: bound.end for partition, bound in bounds.items()}
+        newest = begin | {partition: bound.end for partition, bound in bounds.items()}
+        self._newest = with_epochs(to_json(newest), epochs_at(newest, bounds, begin, epochs))
         self._ends.record(bounds)
+        replaced = tube.replaced(begin, epochs, bounds)
         if options.fail_on_data_loss:
+            check_not_replaced(begin, replaced)
             for partition, bound in bounds.items():
                 if partition in begin:
                     check_offset_in_range(begin[partition], bound, partition)
                     if begin[partition] < bound.end:
                         check_data_stored(begin[partition], before.get(partition), bound, partition)
-        return bounds
+        return bounds, replaced
 
     def _reachable(
         self, begin: PartitionOffsets, bounds: Mapping[TopicPartition, Bounds]

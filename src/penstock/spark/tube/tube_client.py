@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, DataLossError, RefusedError, Unavailabl
 from penstock.runtime.backoff import Backoff
 from penstock.spark.tube.offsets import (
     Bounds,
+    Epochs,
     OffsetSpec,
     PartitionOffsets,
     Slice,
@@ -27,7 +28,9 @@ from penstock.spark.tube.offsets import (
     TopicPartition,
     by_partition,
     check_offset_in_range,
+    epochs_of,
     from_json,
+    replaced_log,
     resolve,
     slices,
 )
@@ -198,14 +201,35 @@ class TubeClient:
         return None if found is None else BrokerAddress(*found[:2], self._https.get(found[:2]))
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the oldest offset and the end of each of ``partitions``, with one request per store."""
+        """Return the bounds of each of ``partitions``, with one request per store."""
         of_store: dict[tuple[str, int, int], Bounds] = {}
         result: dict[TopicPartition, Bounds] = {}
         for partition in partitions:
             if partition.store not in of_store:
-                of_store[partition.store] = Bounds(*self._request(partition, _bounds_of(partition)))
+                of_store[partition.store] = self._request(partition, _bounds_of(partition))
             result[partition] = of_store[partition.store]
         return result
+
+    def replaced(
+        self, offsets: PartitionOffsets, epochs: Epochs, bounds: Mapping[TopicPartition, Bounds]
+    ) -> PartitionOffsets:
+        """Return the partitions whose log was replaced below their offset, each with the offset to continue at.
+
+        ``epochs`` are those of ``offsets``; a partition without one is not checked. The offset to continue at is the
+        first one of the present log that was not read.
+        """
+        found: PartitionOffsets = {}
+        for partition, bound in bounds.items():
+            offset, epoch = offsets.get(partition), epochs.get(partition)
+            if offset is not None and epoch is not None and bound.epoch not in (None, epoch):
+                begin = self._truncated_to(partition, offset, epoch)
+                if begin is not None:
+                    found[partition] = begin
+        return found
+
+    def _truncated_to(self, partition: TopicPartition, offset: int, epoch: int) -> int | None:
+        topic, _, number = partition
+        return self._request(partition, lambda reader: reader.truncated_to(topic, number, offset, epoch))
 
     def offset_at(self, partition: TopicPartition, time_ms: int) -> int:
         """Return the offset of the store's first message received at ``time_ms`` or later; without one, the end."""
@@ -238,25 +262,28 @@ class TubeClient:
             offsets[partition] = min(found, bounds[partition].end)
         return offsets
 
-    def plan(self, piece: Slice, max_messages: int) -> tuple[int, int]:
+    def plan(self, piece: Slice, max_messages: int, epoch: int | None = None) -> tuple[int, int]:
         """Return ``(end, count)`` of the longest range from ``piece.start`` with at most ``max_messages``.
 
-        The end is at most ``piece.end``. ``count`` is the number of messages of the partition in the range.
+        The end is at most ``piece.end``. ``count`` is the number of messages of the partition in the range. ``epoch``
+        is the epoch of ``piece``, see ``offsets``.
         """
         (topic, _, number), start, end = piece
-        return self._request(piece.partition, lambda reader: reader.plan(topic, number, start, end, max_messages))
+        return self._request(
+            piece.partition, lambda reader: reader.plan(topic, number, start, end, max_messages, epoch=epoch)
+        )
 
-    def count(self, piece: Slice) -> int:
+    def count(self, piece: Slice, epoch: int | None = None) -> int:
         """Return the number of messages that :meth:`read` returns for ``piece``; the broker counts them if it can."""
         if self._types or not self.has_ranges(piece.partition):
-            return sum(len(batch.offsets) for batch in self.read(piece))
-        return self.weigh(piece)
+            return sum(len(batch.offsets) for batch in self.read(piece, epoch=epoch))
+        return self.weigh(piece, epoch)
 
-    def weigh(self, piece: Slice) -> int:
+    def weigh(self, piece: Slice, epoch: int | None = None) -> int:
         """Return an upper limit of the messages in ``piece``: unfiltered; Apache brokers count the whole store."""
         offset, total = piece.start, 0
         while offset < piece.end:
-            reached, count = self.plan(piece._replace(start=offset), ALL_MESSAGES)
+            reached, count = self.plan(piece._replace(start=offset), ALL_MESSAGES, epoch)
             if reached <= offset:
                 raise _uncountable(piece, offset)
             offset, total = reached, total + count
@@ -269,16 +296,17 @@ class TubeClient:
         address: BrokerAddress | None = None,
         fail_on_data_loss: bool = True,
         mark: int | None = None,
+        epoch: int | None = None,
     ) -> Iterator[MessageBatch]:
         """Read exactly the messages of ``piece``, in order; resumes after a connection failure.
 
         ``address`` is the broker's address when the range was planned; if it fails, a master is asked for the current
-        one. ``mark`` is the mark of the start offset, see ``offsets``.
+        one. ``mark`` is the mark of the start offset and ``epoch`` the epoch of ``piece``, see ``offsets``.
 
         Raises:
             UnavailableError: the broker returned nothing until the deadline.
             DataLossError: messages of ``piece`` are no longer stored. If ``fail_on_data_loss`` is false, reading
-                continues at the oldest stored offset, or after the gap.
+                continues at the oldest stored offset, or after the gap, and ends where the log was replaced.
         """
         partition, offset, end = piece
         if address is not None:
@@ -291,8 +319,9 @@ class TubeClient:
         while offset < end:
             try:
                 batches = self._reader(partition).read(
-                    partition.topic, partition.partition, offset, end, types=self._types, data_start=data_start
-                )
+                    partition.topic, partition.partition, offset, end, types=self._types, data_start=data_start,
+                    epoch=epoch,
+                )  # fmt: skip
                 for batch in batches:
                     wanted = batch if choose is None else choose(batch)
                     if len(wanted.offsets):
@@ -306,17 +335,22 @@ class TubeClient:
                 retries.failed(error)
             except DataLossError as error:
                 offset, end = self._remaining_range(
-                    error, Slice(partition, offset, end), fail_on_data_loss=fail_on_data_loss
+                    error, Slice(partition, offset, end), epoch, fail_on_data_loss=fail_on_data_loss
                 )
 
-    def _remaining_range(self, error: DataLossError, piece: Slice, *, fail_on_data_loss: bool) -> tuple[int, int]:
-        """Return start and end of the range to continue with after ``error``; raise ``error`` if reading must stop."""
+    def _remaining_range(
+        self, error: DataLossError, piece: Slice, epoch: int | None, *, fail_on_data_loss: bool
+    ) -> tuple[int, int]:
+        """Return start and end of the range to continue with after ``error``; raise an error if reading must stop."""
         partition, offset, end = piece
         bounds = self.bounds([partition])[partition]
+        kept = None if epoch is None else self._truncated_to(partition, end, epoch)
         if fail_on_data_loss:
+            if kept is not None:
+                raise replaced_log(partition, end, kept) from error
             check_offset_in_range(offset, bounds, partition)
             raise error
-        start, stop = max(offset, bounds.oldest, error.end or 0), min(end, bounds.end)
+        start, stop = max(offset, bounds.oldest, error.end or 0), min(end, bounds.end if kept is None else kept)
         if (start, stop) == (offset, end):
             # The gap is inside the log and its size is unknown, so it cannot be skipped.
             raise error
@@ -549,10 +583,12 @@ def count_rows(
         UnavailableError: TubeMQ did not respond in time.
         DataLossError: part of the range is no longer stored.
     """
-    begin, stop = _offset(start), _offset(end)
+    last = _document(end)
+    begin, stop, epochs = from_json(_document(start)), from_json(last), epochs_of(last)
     pieces = slices({partition: begin.get(partition, offset) for partition, offset in stop.items()}, stop)
     with TubeClient.from_options(SourceOptions.parse(options), servers=servers) as tube:
-        return sum(tube.count(piece) if exact else tube.weigh(piece) for piece in pieces)
+        count = tube.count if exact else tube.weigh
+        return sum(count(piece, epochs.get(piece.partition)) for piece in pieces)
 
 
 def header_values(
@@ -589,12 +625,16 @@ def header_values(
     return found
 
 
-def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> PartitionOffsets:
-    return from_json(json.loads(offset) if isinstance(offset, str) else offset)
+def _document(offset: Mapping[str, Mapping[str, int]] | str) -> Mapping[str, Mapping[str, int]]:
+    return dict(json.loads(offset)) if isinstance(offset, str) else offset
 
 
-def _bounds_of(partition: TopicPartition) -> Callable[[BrokerReader], tuple[int, ...]]:
-    return lambda reader: reader.bounds(partition.topic, partition.partition)
+def _bounds_of(partition: TopicPartition) -> Callable[[BrokerReader], Bounds]:
+    def bounds(reader: BrokerReader) -> Bounds:
+        found, epoch = reader.bounds_and_epoch(partition.topic, partition.partition)
+        return Bounds(*found)._replace(epoch=epoch)
+
+    return bounds
 
 
 def _uncountable(piece: Slice, offset: int) -> DataLossError:

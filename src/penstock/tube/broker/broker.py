@@ -461,6 +461,7 @@ class TubeBroker:
         durability = self.durability_of(topic)
         store.immediate = durability is Durability.MEMORY
         store.synced = durability is Durability.DURABLE
+        self.maintenance.opened(topic, number, store)
         return store
 
     def _stored_config(self) -> BrokerConfig:

@@ -257,6 +257,8 @@ class Commits(CommitClient[_PendingCommit]):
         if self.failure is None:
             self._publish(now)
         pending.decided = maintenance.take_staged(commit)
+        if maintenance.new_logs:
+            maintenance.note_epochs(commit)
         if engine.produce.producers.changed:
             maintenance.note_producers(commit)
         # A dict has the order of insertion, so that a repeated simulation writes in the same order.

@@ -22,6 +22,7 @@ from penstock.tube.engine.broker.topics import (
     Topics,
 )
 from penstock.tube.engine.broker_engine import BrokerEngine
+from penstock.tube.engine.interfaces import LogStore
 from penstock.tube.engine.transactions.handler import Publication
 from penstock.tube.engine.transactions.staging import InDoubtWatch, Staging, StagingLimits
 from penstock.tube.storage.broker_storage import BrokerStorage, StorageCommit
@@ -127,7 +128,7 @@ def open_logs(
             name = epochs_note(topic, number)
             if name in storage.notes:
                 store.epochs = decode_epochs(storage.notes[name])
-            if storage.unclean is not None and _cut(storage, topic):
+            if not store.epochs or (storage.unclean is not None and _cut(storage, topic)):
                 store.epochs = begin_epoch(store.epochs, store.end_offset)
                 notes[name] = encode_epochs(store.epochs)
             note = storage.notes.get(sequences_note(topic, number))
@@ -170,6 +171,8 @@ class Maintenance:
         self._max_store_bytes = max_store_bytes
         self.undecided = InDoubtWatch()
         self._noted = {name for name in storage.notes if name.startswith(SEQUENCES_PREFIX)}
+        self.new_logs: dict[LogStore, str] = {}
+        """New logs and the name of the note about their epoch, which is not stored yet."""
 
     def retain(self, commit: StorageCommit, now_ms: int) -> bool:
         """Remove expired segments with ``commit``; returns whether there are any."""
@@ -186,6 +189,19 @@ class Maintenance:
                 self._engine.dirty_stores[store] = None
                 changed = True
         return changed
+
+    def opened(self, topic: str, number: int, store: Store) -> None:
+        """Begin the first epoch of ``store`` if its log is new."""
+        if not store.epochs:
+            store.epochs = begin_epoch([], store.end_offset)
+            self.new_logs[store] = epochs_note(topic, number)
+
+    def note_epochs(self, commit: StorageCommit) -> None:
+        """Before the first message of a log, store the log's epoch. Call before the dirty stores are taken."""
+        for store in self._engine.dirty_stores:
+            name = self.new_logs.pop(store, None)
+            if name is not None:
+                commit.early_notes[name] = encode_epochs(store.epochs)
 
     def note_producers(self, commit: StorageCommit) -> None:
         """Before the first numbered message of a log, store the offset from which recovery scans for such messages."""
@@ -256,8 +272,9 @@ class Maintenance:
 
     def forget(self, topic: str, commit: StorageCommit) -> None:
         """Remove the notes of a topic that is removed: they do not apply to a later topic of the same name."""
-        for name, number in list(self._storage.stores):
+        for (name, number), store in self._storage.stores.items():
             if name == topic:
+                self.new_logs.pop(store, None)
                 commit.notes[epochs_note(topic, number)] = None
                 commit.notes[sequences_note(topic, number)] = None
                 self._noted.discard(sequences_note(topic, number))

@@ -206,7 +206,16 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
             hint="start at earliest, latest or an offset",
         )
 
-    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:  # noqa: ARG002
+    def plan(
+        self,
+        topic: str,  # noqa: ARG002 - computed, not requested
+        partition: int,  # noqa: ARG002 - as topic
+        start: int,
+        end: int,
+        max_messages: int,
+        *,
+        epoch: int | None = None,  # noqa: ARG002 - the broker has no epochs
+    ) -> tuple[int, int]:
         """Return ``(end, count)`` of a range from ``start``, up to ``end``, with no more than ``max_messages``
         messages.
 
@@ -225,6 +234,7 @@ class ApacheRangeReader(DirectConsumer, BrokerReader):
         *,
         types: Collection[str] = (),  # noqa: ARG002 - filters of Apache's brokers only apply to messages in files
         data_start: int | None = None,
+        epoch: int | None = None,  # noqa: ARG002 - the broker has no epochs
     ) -> Iterator[MessageBatch]:
         """Yield exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches, of all
         types.

@@ -1,8 +1,14 @@
 """Notes about a store, stored with the group offsets: the epochs of its log, and the sequences of producers.
 
-An epoch begins with a restart that may have lost messages which consumers had already read. Only topics with a
-durability weaker than "durable" can lose such messages, and only after a crash: "memory" after any crash, "flushed"
-after a crash of the machine.
+An epoch identifies a part of a log's history by a random number. The first one begins with the log: a topic that is
+deleted and created again has another log, and so has a broker with another data directory. A further one begins with a
+restart that may have lost messages which consumers had already read: after a restore from a backup, and after a crash
+of a topic with a durability weaker than "durable" ("memory" after any crash, "flushed" after a crash of the machine).
+An offset that was learned in an epoch is valid if no later epoch began below it. A log that was written by a version
+without a first epoch gets it when it is opened, at its end, and readers have 0 as the epoch of their offsets before.
+
+The note of a new log is durable before its first message is written. Until then its epoch may change, which does not
+matter: offset 0 is valid in every log.
 
 A second note has the last sequence of each idempotent producer up to an offset of the log. Sequences of later messages
 are read from the log, where the first message of each send has a marker (`codec.message.Marker`). The note of a store
@@ -12,6 +18,7 @@ is durable before its first such message is written, and rewritten at intervals 
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -40,6 +47,8 @@ RESTORED = "restored"
 
 Epochs = list[tuple[int, int]]
 _KEPT = 1000
+_LEAST_EPOCH = 1 << 30
+"""Epochs are below the double of this (int32 on the wire); versions before random epochs counted from 1."""
 
 
 def epochs_note(topic: str, store: int) -> str:
@@ -72,8 +81,9 @@ def may_have_lost(previous: Mapping[str, Any] | None, durability: str, boot: str
 
 
 def begin_epoch(epochs: Epochs, end: int) -> Epochs:
-    """Add an epoch to ``epochs`` for a log that ends at ``end``; later messages are lost."""
-    return [*epochs, (epochs[-1][0] + 1 if epochs else 1, end)][-_KEPT:]
+    """Add an epoch to ``epochs`` for a log that ends at ``end``: it is new, or later messages are lost."""
+    # All numbers have the same length, so that a repeated simulation writes the same number of bytes.
+    return [*epochs, (_LEAST_EPOCH + secrets.randbelow(_LEAST_EPOCH), end)][-_KEPT:]
 
 
 SEQUENCES_PREFIX = "producers/"

@@ -50,6 +50,9 @@ class Numbers:
     def bounds(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         return dict.fromkeys(partitions, Bounds(self.oldest, 28 * len(self.records)))
 
+    def replaced(self, *_: object) -> dict[TopicPartition, int]:
+        return {}
+
     def has_ranges(self, _partition: TopicPartition) -> bool:
         return self.ranges
 

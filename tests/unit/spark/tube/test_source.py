@@ -479,7 +479,7 @@ def test_a_batch_of_a_broker_without_ranges(fake: FakeTube, broker: FakeBroker) 
     planned = reader.partitions()
     [task] = planned
     assert isinstance(task, RangePartition)
-    assert [range_[1:] for range_ in task.ranges] == [(("127.0.0.1", 8123, "127.0.0.1:8081"), 0)] * 2
+    assert [range_[1:] for range_ in task.ranges] == [(("127.0.0.1", 8123, "127.0.0.1:8081"), 0, None)] * 2
     assert values(reader, planned) == [b"0", b"2", b"1"]
     broker.oldest_data = 1  # data expire between plan and read, the index does not
     with pytest.raises(DataLossError, match="data are gone"):

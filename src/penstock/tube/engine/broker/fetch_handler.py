@@ -491,10 +491,11 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
             answer.timeOffset = store.offset_at(wanted.timeMs)
         return _with_range([], answer), 0
     start = wanted.startOffset
-    cut = _truncated(store, start, wanted.logEpoch) if wanted.HasField("logEpoch") else None
+    reached = max(start, wanted.endOffset)
+    cut = _truncated(store, reached, wanted.logEpoch) if wanted.HasField("logEpoch") else None
     if cut is not None:
-        answer.lostStart, answer.lostEnd, answer.truncatedTo = cut, start, cut
-        text = f"a restart lost the messages from offset {cut} on, which were readable before"
+        answer.lostStart, answer.lostEnd, answer.truncatedTo = cut, reached, cut
+        text = f"the messages from offset {cut} on, which were readable before, are lost"
         return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
     end = min(wanted.endOffset, high) if wanted.HasField("endOffset") else high
     if start < low:
@@ -538,11 +539,19 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
     return _with_range(messages, answer), len(offsets)
 
 
-def _truncated(store: LogStore, start: int, epoch: int) -> int | None:
-    """Return the offset below ``start`` at which the log was truncated since ``epoch``; None if it was not."""
-    cuts = [begin for number, begin in store.epochs if number > epoch]
-    lowest = min(cuts, default=start)
-    return lowest if lowest < start else None
+def _truncated(store: LogStore, reached: int, epoch: int) -> int | None:
+    """Return the offset below ``reached`` at which the log was truncated since ``epoch``; None if it was not.
+
+    An unknown epoch is of another log. 0 is the time before the first one, in a log of a version without epochs.
+    """
+    cuts = [begin for _, begin in store.epochs]
+    numbers = [number for number, _ in store.epochs]
+    if epoch in numbers:
+        cuts = cuts[numbers.index(epoch) + 1 :]
+    elif epoch:
+        cuts = [0]
+    lowest = min(cuts, default=reached)
+    return lowest if lowest < reached else None
 
 
 def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] | None:
