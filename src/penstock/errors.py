@@ -181,4 +181,4 @@ class StorageError(PenstockError):
 
 
 class OutOfSpaceError(StorageError):
-    """A write failed for lack of disk space and has no effect: it can be repeated after space was freed."""
+    """A write failed for lack of disk space or of a file descriptor, and has no effect: it can be repeated."""

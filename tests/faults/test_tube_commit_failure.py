@@ -18,6 +18,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.exactly_once import BatchId
 from penstock.tube.producer import Producer
+from tests.resource_limits import descriptor_limit, first_free_descriptor
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.servers import Tube, until
 
@@ -189,3 +190,24 @@ async def test_without_disk_space_sends_wait_and_are_answered_when_there_is_some
     assert [m.payLoadData for m in (await client.range(startOffset=0)).messages] == [b"%d" % n for n in range(5)]
     await client.close()
     await again.close()
+
+
+async def test_without_a_file_descriptor_sends_wait_and_are_answered_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first send to a topic creates its files; nothing was written before, so the broker need not be restarted."""
+    monkeypatch.setitem(vars(commit_queue), "_RETRY_S", 0.001)
+    broker = TubeBroker(tmp_path)
+    client = await Client.connect(await broker.start("127.0.0.1", 0))
+    broker.create_topic("demo")
+    await broker.committed()
+    with descriptor_limit(first_free_descriptor() + 1):  # for the data of the segment, not for its index
+        serials = [client.send(b"%d" % number) for number in range(5)]
+        await until(lambda: broker.stalled is not None)
+        assert broker.stalled is not None
+        assert broker.stalled.what == "tube-1: a commit waits for a file descriptor"
+    assert all([(await client.answer(serial)).success for serial in serials])
+    assert (broker.failure, broker.stats["failed"]) == (None, 0)
+    assert [m.payLoadData for m in (await client.range(startOffset=0)).messages] == [b"%d" % n for n in range(5)]
+    await client.close()
+    await broker.close()

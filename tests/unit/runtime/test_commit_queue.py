@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.io import commit_queue
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue, CommitWaiter
-from penstock.runtime.io.files import DiskFullError
+from penstock.runtime.io.files import DiskFullError, NoDescriptorError
 
 Done = Callable[[StorageError | None], None]
 
@@ -639,8 +639,15 @@ def problem(client: Numbers) -> StorageError | None:
 
 
 @pytest.mark.parametrize("inline_s", [0.0, 10.0])
-@pytest.mark.parametrize("error", [OutOfSpaceError("full"), DiskFullError(errno.ENOSPC, "No space left", "/a/file")])
-async def test_a_commit_without_disk_space_waits_and_continues_by_itself(
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfSpaceError("full"),
+        DiskFullError(errno.ENOSPC, "No space left", "/a/file"),
+        NoDescriptorError(errno.EMFILE, "Too many open files", "/a/file"),
+    ],
+)
+async def test_a_commit_without_disk_space_or_descriptor_waits_and_continues_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, inline_s: float
 ) -> None:
     monkeypatch.setitem(vars(commit_queue), "_RETRY_S", 0.001)
@@ -655,6 +662,9 @@ async def test_a_commit_without_disk_space_waits_and_continues_by_itself(
     if isinstance(error, DiskFullError):
         assert client.queue.stalled.path == "/a/file"
         assert client.queue.stalled.hint == "free space on the file system: it continues by itself"
+    if isinstance(error, NoDescriptorError):
+        assert client.queue.stalled.what == "t: a commit waits for a file descriptor"
+        assert client.queue.stalled.why == "/a/file: Too many open files"
     client.submit(2, lambda failure: done.append((2, failure)))
     assert done == []
     while len(done) < 2:

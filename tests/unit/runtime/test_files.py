@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.io.files import SECTOR, DirectFiles, DiskFullError, free_space_text
+from penstock.runtime.io.files import SECTOR, DirectFiles, DiskFullError, NoDescriptorError, free_space_text
+from tests.resource_limits import descriptor_limit, first_free_descriptor
 
 
 def test_positions_growth_and_truncation(tmp_path: Path) -> None:
@@ -160,3 +161,13 @@ def test_errors_name_the_file_and_only_a_lack_of_space_may_be_tried_again(
     assert [raised.value.filename for raised in (written, synced)] == [str(tmp_path / "x")] * 2
     assert created.value.filename == str(tmp_path / "y")
     assert [isinstance(raised.value, DiskFullError) for raised in (written, created, synced)] == [full, full, False]
+
+
+def test_without_a_file_descriptor_nothing_is_changed_and_the_call_may_be_repeated(tmp_path: Path) -> None:
+    files = DirectFiles()
+    with descriptor_limit(first_free_descriptor()):
+        for call in (files.create, files.open, files.open_unbuffered, files.sync_dir, files.make_dir):
+            with pytest.raises(NoDescriptorError, match="Too many open files") as raised:
+                call(tmp_path / "new")
+            assert raised.value.filename in (str(tmp_path / "new"), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,6 @@ import asyncio
 import errno
 import logging
 import os
-import resource
 import socket
 from collections.abc import Callable
 from typing import Final, cast
@@ -23,6 +22,7 @@ from penstock.mqtt.transport.link import ServerLink, ServerLinkOwner
 from penstock.mqtt.transport.listener_settings import ListenerSettings, Transport
 from penstock.mqtt.transport.listener_state import ListenerState
 from penstock.mqtt.transport.tls_transport import TlsTransport
+from penstock.runtime.io.descriptors import first_reserved
 from penstock.runtime.io.network import accept
 from penstock.runtime.io.tls import handshake_failure
 
@@ -41,8 +41,6 @@ PROBE: Final = 16
 ``accept`` without a connection costs as much as the system calls of one."""
 RESUME_S: Final = 0.25
 """Interval at which a paused listener checks for a free descriptor; it also checks when a connection is closed."""
-RESERVED_DESCRIPTORS: Final = 64
-"""Descriptors reserved for files, health checks and other connections of the node; at most an eighth of all."""
 REFUSING_AT_ONCE: Final = 64
 """Refused connections that are answered at the same time; further ones are closed without an answer."""
 TLS_HANDSHAKE_S: Final = 10.0
@@ -109,9 +107,7 @@ class Listener(ListenerState):
         if not self._sockets:
             assert failure is not None
             raise failure
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # The kernel assigns the lowest free descriptor, so a high number means that few are left.
-        self._max_descriptor = soft - min(RESERVED_DESCRIPTORS, soft // 8) if soft > 0 else 1 << 30
+        self._max_descriptor = first_reserved()
         self._listen()
         bound = self._sockets[0].getsockname()
         return str(bound[0]), int(bound[1])

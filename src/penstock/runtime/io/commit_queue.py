@@ -26,9 +26,9 @@ last commits, halved with each later commit, is less than ``inline_s``. A disk t
 that is slow for longer is waited for in the thread. The first commit runs in the thread, because the speed of the disk
 is not known yet.
 
-No space. If the disk is full, the commit remains the running one: none of it was synced, so ``write_commit`` gets the
-same batch again every second, in the thread, until it succeeds, and the next commit waits for it. At shutdown
-:meth:`CommitQueue.give_up` turns this into a failure.
+No space. If the disk is full, or a file cannot be opened for lack of a descriptor, the commit remains the running one:
+none of it was synced, so ``write_commit`` gets the same batch again every second, in the thread, until it succeeds, and
+the next commit waits for it. At shutdown :meth:`CommitQueue.give_up` turns this into a failure.
 
 Failure. **After a commit has failed, nothing is acknowledged any more.** The kernel reports a failed fsync once, and
 may have dropped the dirty pages: a second fsync would succeed and prove nothing, and a change that builds on a lost one
@@ -58,7 +58,8 @@ from mypy_extensions import mypyc_attr
 
 from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.durations import Durations
-from penstock.runtime.io.files import DiskFullError
+from penstock.runtime.io.descriptors import WAIT_HINT
+from penstock.runtime.io.files import DiskFullError, NoDescriptorError
 
 __all__ = ["INLINE_S", "CommitClient", "CommitQueue", "CommitWaiter"]
 
@@ -77,7 +78,8 @@ _GATHER_MOST_S: Final = 0.01
 _GATHER_PAUSE: Final = 8
 """Number of commits that do not wait after one whose wait was useless."""
 _RETRY_S = 1.0
-"""Delay before a commit that found no disk space is retried. Not Final: tests shorten it in the compiled form too."""
+"""Delay before a commit that waits for disk space or a file descriptor is retried. Not Final: tests shorten it in the
+compiled form too."""
 
 Batch = TypeVar("Batch")
 
@@ -151,7 +153,7 @@ class CommitQueue(Generic[Batch]):
         self.failure: StorageError | None = None
         """The error if no further commit is possible."""
         self.stalled: StorageError | None = None
-        """The error if the running commit waits for disk space."""
+        """The error if the running commit waits for disk space or a file descriptor."""
         self.inline_s = INLINE_S
         """Small commits run in the loop if they are expected to take less than this many seconds."""
         self.expected_s = INLINE_S
@@ -417,14 +419,9 @@ class CommitQueue(Generic[Batch]):
             self._client.write_commit(batch)
         except StorageError as storage_error:
             failure = storage_error
-        except DiskFullError as full:
-            failure = OutOfSpaceError(
-                f"{self.name}: a commit waits for disk space",
-                path=str(full.filename or ""),
-                why=f"{full.filename}: {full.strerror}",
-                hint="free space on the file system: it continues by itself",
-            )
-            failure.__cause__ = full
+        except (DiskFullError, NoDescriptorError) as lack:
+            failure = _wait_reason(self.name, lack)
+            failure.__cause__ = lack
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
             # Only ``why`` has the file: clients get the first line.
             file = getattr(error, "filename", None)
@@ -462,7 +459,7 @@ class CommitQueue(Generic[Batch]):
         self.longest_s = max(seconds, self.longest_s * _LONGEST_FADE)
         if failure is None:
             if self.stalled is not None:
-                _log.warning("%s: there is disk space again, commits continue", self.name)
+                _log.warning("%s: commits continue", self.name)
             self.commits += 1
             self.durations.observe(seconds)
         elif isinstance(failure, OutOfSpaceError) and not self._gives_up:
@@ -507,3 +504,16 @@ class CommitQueue(Generic[Batch]):
             self._idle = None
         if self._quiet is not None and self.ended >= self._paused_after:
             self._begin_pause()
+
+
+def _wait_reason(name: str, lack: OSError) -> OutOfSpaceError:
+    """Return the error of a commit that waits because of ``lack``."""
+    wanted, hint = "disk space", "free space on the file system: it continues by itself"
+    if isinstance(lack, NoDescriptorError):
+        wanted, hint = "a file descriptor", WAIT_HINT
+    return OutOfSpaceError(
+        f"{name}: a commit waits for {wanted}",
+        path=str(lack.filename or ""),
+        why=f"{lack.filename}: {lack.strerror}",
+        hint=hint,
+    )

@@ -26,6 +26,7 @@ __all__ = [
     "Durability",
     "File",
     "Files",
+    "NoDescriptorError",
     "free_space_text",
     "replace_file",
 ]
@@ -52,6 +53,9 @@ _UNBUFFERED_BYTES: Final = 64 << 10
 NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 """Errors of a write that succeeds when there is space: full disk, or quota of the user."""
 
+_NO_DESCRIPTOR: Final = frozenset((errno.EMFILE, errno.ENFILE))
+"""Errors of an ``open`` that succeeds when others have closed files or connections."""
+
 _NOT_SUPPORTED: Final = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 """Errors of ``posix_fallocate`` on file systems that cannot allocate."""
 
@@ -62,6 +66,11 @@ class DiskFullError(OSError):
 
     Not raised by ``sync``: after a failed sync the content of the file is unknown.
     """
+
+
+@mypyc_attr(native_class=False)
+class NoDescriptorError(OSError):
+    """A file cannot be opened because the process or the machine has no free file descriptor. It may be repeated."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -257,9 +266,20 @@ class DirectFile(File):
 
 
 def _named(error: OSError, path: str | None) -> OSError:
-    """Add the file name to an error, as DiskFullError if it is one."""
-    kind = DiskFullError if error.errno in NO_SPACE else OSError
+    """Add the file name to an error, with the type that tells whether it may be repeated."""
+    kind: type[OSError] = OSError
+    if error.errno in NO_SPACE:
+        kind = DiskFullError
+    elif error.errno in _NO_DESCRIPTOR:
+        kind = NoDescriptorError
     return kind(error.errno, error.strerror, error.filename or path)
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise _named(error, str(path)) from error
 
 
 def free_space_text(path: Path) -> str:
@@ -301,23 +321,23 @@ class DirectFiles:
                 directory.mkdir(mode=0o750, exist_ok=True)  # other users must not read values and messages
             except OSError as error:
                 raise _named(error, str(directory)) from error
-            self.sync_dir(directory.parent)
+            try:
+                self.sync_dir(directory.parent)
+            except NoDescriptorError:
+                directory.rmdir()  # a directory that exists is not synced again
+                raise
 
     def create(self, path: Path) -> DirectFile:
         """Readable by the owner and the group, mode 0640 [Files]."""
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-        except OSError as error:
-            raise _named(error, str(path)) from error
-        return DirectFile(fd, path=path)
+        return DirectFile(_open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), path=path)
 
     def open(self, path: Path) -> DirectFile:
         """Not inherited by child processes [Files]."""
-        return DirectFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), path=path)
+        return DirectFile(_open(path, os.O_RDWR), path=path)
 
     def open_unbuffered(self, path: Path) -> DirectFile:
         """With ``O_DIRECT``, if the system supports it [Files]."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = _open(path, os.O_RDWR)
         if hasattr(os, "O_DIRECT"):
             with contextlib.suppress(OSError):  # the file system does not support the flag
                 return DirectFile(fd, os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT), path)
@@ -340,7 +360,7 @@ class DirectFiles:
 
     def sync_dir(self, path: Path) -> None:
         """With ``fsync`` of the directory [Files]."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = _open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:

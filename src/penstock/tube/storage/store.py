@@ -264,8 +264,8 @@ class Store(LogReads):
     def write(self, work: LogWrite) -> None:
         """Write ``work`` to the files (page cache). Called in the committing thread.
 
-        Raises DiskFullError: the same ``work`` may be written again. Other OSError: the store must not be written any
-        more.
+        Raises DiskFullError or NoDescriptorError: the same ``work`` may be written again. Other OSError: the store must
+        not be written any more.
         """
         for piece in work.pieces:
             segment = piece.segment
@@ -308,10 +308,10 @@ class Store(LogReads):
         else:
             self._seal(before)
         data_file = self._files.create(segment.data_path)
-        # Both are written in one step: if there is no space for the second one, the next attempt starts with the first.
-        segment.index_file = self._files.create(segment.index_path)
-        segment.data_file = data_file
+        index_file = self._files.create(segment.index_path)
         self._files.sync_dir(self.directory)
+        # At the end: if one of the steps has no space or no descriptor, the next attempt repeats all of them.
+        segment.data_file, segment.index_file = data_file, index_file
         self._filled = self._extended = 0
         if before is not None:
             before.sealed = True
