@@ -70,6 +70,14 @@ def test_ids_come_from_the_header_or_the_place(spark: SparkSession) -> None:
     assert [row["_id"] for row in named.collect()] == ["second/water/1:0@28"]
 
 
+def test_an_id_that_is_not_a_text_is_in_hexadecimal(spark: SparkSession) -> None:
+    """No server or reader of tables could take it; different ids stay different."""
+    ids = ["é".encode(), b"\xff\x01", b"\xfe\x01", b"a\0b", b""]
+    records = [("t", 0, 0, n, NOON, None, GOOD, [("id", given)]) for n, given in enumerate(ids)]
+    found = rows_of(spark.createDataFrame(records, SOURCE)).orderBy("_source.offset").collect()
+    assert [row["_id"] for row in found] == ["é", "FF01", "FE01", "610062", ""]
+
+
 def test_ids_are_never_null_in_the_state_of_a_stream(spark: SparkSession) -> None:
     """Spark refuses a stored state whose keys could not be null, if they could be null now."""
     records = spark.createDataFrame([], SOURCE)
@@ -582,6 +590,30 @@ def test_a_value_that_is_too_large_for_a_sink_is_a_dead_letter(
     parsed = apply(rows(spark, GOOD, large), steps(PARSE), no_lookup)
     found = mark_unwritable(parsed, Sink.model_validate({"name": "s", **sink})).orderBy("_source.offset").collect()
     assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, code]
+
+
+@pytest.mark.parametrize(
+    ("sink", "codes"),
+    [
+        ({"mqtt": {"topic": "a/{note}"}}, [None, None, "sink.topic", "sink.topic", "sink.topic"]),
+        ({"mqtt": {"topic": "a", "value": "note"}}, [None, None, None, None, "sink.value"]),
+        ({"mqtt": {"topic": "a", "properties": {"p": "{note}"}}}, [None, None, *["sink.header"] * 3]),
+        ({"tubemq": {"topic": "a", "key": "{note}"}}, [None, None, None, None, "sink.key"]),
+        ({"tubemq": {"topic": "a", "headers": {"p": "{note}"}}}, [None, None, None, None, "sink.header"]),
+        ({"statestore": {"entries": [{"key": "k"}, {"key": "{note}"}]}}, [None, "sink.key", None, None, "sink.key"]),
+        ({"statestore": {"entries": [{"key": "k"}, {"key": "a/{note}"}]}}, [None, None, None, None, "sink.key"]),
+    ],
+)
+def test_a_text_that_a_sink_cannot_send_is_a_dead_letter(
+    spark: SparkSession, sink: dict[str, Any], codes: list[str | None]
+) -> None:
+    """Otherwise its batch would be repeated forever."""
+    notes = ["n", "", "\0", "x" * 65_536, "invalid"]
+    payloads = (GOOD.replace(b'"n"', json.dumps(note).encode()) for note in notes)
+    invalid = {"name": "m", "map": {"compute": {"note": "IF(note = 'invalid', CAST(X'FF' AS STRING), note)"}}}
+    parsed = apply(rows(spark, *payloads), steps(PARSE, invalid), no_lookup)
+    found = mark_unwritable(parsed, Sink.model_validate({"name": "s", **sink})).orderBy("_source.offset").collect()
+    assert [row["_dead"] and row["_dead"]["code"] for row in found] == codes
 
 
 @pytest.mark.parametrize(

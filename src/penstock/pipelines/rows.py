@@ -3,7 +3,7 @@ filtered or dead.
 
 Names of metadata columns start with ``_``:
 
-    _id        the record's id (header ``id``; without this header, its coordinates)
+    _id        the record's id (header ``id``, in hexadecimal if it is not a text; without this header, its coordinates)
     _source    struct: source (its name in the file), topic, broker, partition, offset, timestamp (when the source
                received it), headers, key, value. For files, topic is the path, and offset the record's byte (or row)
     _dead      struct: step, code, reason, and again (True if another path of the same record reports it); null: live
@@ -118,13 +118,26 @@ def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
     headers = sf.col("headers") if "headers" in source.columns else sf.expr(NO_HEADERS).alias("headers")
     number, step = header(source, REDRIVE), header(source, REDRIVE_STEP)
     redrive = sf.struct(number.alias("number"), step.alias("step"), header(source, REDRIVE_PARTS).alias("parts"))
-    return source.select(
-        sf.coalesce(header(source, "id"), place).alias("_id"),
+    # A column, so that Spark reads the header once.
+    return source.withColumn(_GIVEN_ID, header(source, "id")).select(
+        sf.coalesce(_as_text(sf.col(_GIVEN_ID)), place).alias("_id"),
         sf.struct(sf.lit(name).alias("source"), *_FIRST_FIELDS, headers, "key", "value").alias("_source"),
         *unmarked(),
         sf.when(number.isNotNull() | step.isNotNull(), redrive).alias("_redrive"),
         *extra,
     )
+
+
+_GIVEN_ID = "_given_id"
+
+
+def _as_text(given: Column) -> Column:
+    """Return ``given`` if it is a text that all targets store, otherwise its bytes in hexadecimal.
+
+    In Kafka a header has any bytes. Programs do not read a table with such a text, nor do Python's functions.
+    """
+    is_text = sf.is_valid_utf8(given) & ~given.contains("\0")
+    return sf.when(is_text, given).otherwise(sf.hex(given.cast("binary")))
 
 
 def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:

@@ -7,12 +7,12 @@ delivery is at least once; ids come from the source's record, so all copies of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import BinaryType
+from pyspark.sql.types import BinaryType, StringType
 
 from penstock.payloads.confluent import AFTER_ID
 from penstock.pipelines.rows import data_columns, key_column, record_identity, reference, row_json, too_large
@@ -20,12 +20,14 @@ from penstock.pipelines.sinks.registered_values import ENCODED
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import KafkaSink, Messages, Sink
 from penstock.pipelines.spec.value_schemas import value_fields
+from penstock.pipelines.spec.values import template_parts
 
 __all__ = ["ONE_TASK", "WriteIdentity", "as_messages", "message_failures", "ordered_messages", "send_messages"]
 
 ONE_TASK = 10_000
 """Maximum number of rows that a single task sends over one connection, in their order."""
-_LONGEST_TOPIC = 65_535
+_LONGEST_TEXT = 65_535
+"""Maximum length of a topic or property of MQTT in bytes [MQTT-1.5.4]."""
 
 
 class WriteIdentity(NamedTuple):
@@ -120,7 +122,7 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
     topic = key_column(rows, messages.topic)
     reasons = [("sink.topic", sf.when(topic.isNull(), sf.lit(f"a column of the topic {messages.topic} is null")))]
     if sink.mqtt is not None:
-        wrong = topic.rlike(r"[+#\x00]") | (topic == "") | (sf.octet_length(topic) > _LONGEST_TOPIC)
+        wrong = topic.rlike(r"[+#\x00]") | (topic == "") | (sf.octet_length(topic) > _LONGEST_TEXT)
         if not messages.topic.startswith("$"):
             # Topics that start with $ are reserved for the broker; such a topic in the data would stop the run.
             wrong = wrong | topic.startswith("$")
@@ -128,6 +130,7 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
         reasons.append(("sink.topic", sf.when(wrong, said)))
     else:
         reasons.append(("sink.topic", sf.when(sf.trim(topic) == "", sf.lit("the topic is empty"))))
+    reasons += _unsendable_texts(rows, sink, messages)
     if ENCODED in rows.columns:
         reasons.append(("sink.value", sf.col(f"{ENCODED}.reason")))
         size = sf.octet_length(f"{ENCODED}.value") + AFTER_ID
@@ -140,6 +143,32 @@ def message_failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tu
             size += sf.coalesce(sf.octet_length(key_column(rows, sink.kafka.key)), sf.lit(0))
         reasons.append(("sink.size", too_large(size, messages.largest)))
     return reasons
+
+
+def _unsendable_texts(rows: DataFrame, sink: Sink, messages: Messages) -> Iterator[tuple[str, Column]]:
+    """Yield codes and reasons of texts that are not UTF-8, as Spark may have, and of properties that MQTT forbids."""
+    records, mqtt = sink.records, sink.mqtt
+    texts = [("sink.topic", "the topic", messages.topic)]
+    if records is not None:
+        texts += [("sink.header", f"the header {name}", template) for name, template in records.headers.items()]
+        if records.key is not None:
+            texts.append(("sink.key", "the key", records.key))
+    for code, what, template in texts:
+        if any(part.column for part in template_parts(template)):
+            yield code, _not_utf8(key_column(rows, template), what)
+    if isinstance(messages.value, str):
+        value = reference(rows, messages.value)
+        if isinstance(rows.select(value).schema.fields[0].dataType, StringType):
+            yield "sink.value", _not_utf8(sf.col(value), "the value")
+    for name, template in (mqtt.properties if mqtt is not None else {}).items():
+        text = key_column(rows, template)
+        wrong = ~sf.is_valid_utf8(text) | text.contains("\0") | (sf.octet_length(text) > _LONGEST_TEXT)
+        said = f"the property {name} has U+0000 or invalid UTF-8, or is longer than {_LONGEST_TEXT} bytes"
+        yield "sink.header", sf.when(wrong, sf.lit(said))
+
+
+def _not_utf8(text: Column, what: str) -> Column:
+    return sf.when(~sf.is_valid_utf8(text), sf.lit(f"{what} is not UTF-8"))
 
 
 def _value(rows: DataFrame, messages: Messages) -> Column:

@@ -88,13 +88,16 @@ def _entry_value(rows: DataFrame, entry: StateStoreEntry) -> Column:
 
 
 def mark_rows_without_key(rows: DataFrame, sink: Sink) -> DataFrame:
-    """Mark rows as dead if all keys are null or a value is too large."""
+    """Mark rows as dead if all keys are null, one is empty or not UTF-8, or a value is too large."""
     target, name = sink.statestore, sink_letter(sink.name)
     assert target is not None
     keys = [key_column(rows, entry.key) for entry in target.entries]
     templates = " and ".join(entry.key for entry in target.entries)
     no_key = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"a column of {templates} is null"))
     reasons = [("sink.key", no_key)]
+    for entry, key in zip(target.entries, keys, strict=True):
+        wrong = (key == "") | ~sf.is_valid_utf8(key)
+        reasons.append(("sink.key", sf.when(wrong, sf.lit(f"the key {entry.key} is empty or not UTF-8"))))
     whens = {f"_when{n}": entry.when for n, entry in enumerate(target.entries)}
     if target.max_bytes is not None:
         # A row that deletes its key sends no value, so its size does not matter.
