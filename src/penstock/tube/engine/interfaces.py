@@ -70,8 +70,8 @@ class LogStore(ABC):
     immediate: bool
     """Whether messages are readable before they are written (durability "memory")."""
     epochs: list[tuple[int, int]]
-    """Pairs of epoch and end of the log at its beginning, ascending; a restart that may have lost readable messages
-    begins an epoch."""
+    """Pairs of epoch, a random number, and end of the log at its beginning, oldest first; a restart that may have lost
+    readable messages begins an epoch."""
 
     @property
     @abstractmethod
