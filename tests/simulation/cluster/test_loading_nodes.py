@@ -12,7 +12,7 @@ from tests.simulation.cluster.snapshot_mutations import PLANTS, seeds_needed
 from tests.simulation.cluster.snapshot_run import LOADING_NODES, simulate
 from tests.simulation.seeds import passed, printed_elsewhere, results_of
 
-FIRST = 4
+FIRST = 15
 SEEDS = 6
 """In these seeds each kind of fault occurs."""
 NIGHTLY_SEEDS = 10_000
