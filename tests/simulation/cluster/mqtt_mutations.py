@@ -184,7 +184,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     head_not_compared: (0, ("restore",)),
     full_is_acknowledged: (6, ("full", *TAKEOVERS)),
     lease_not_checked: (3, FAULTS),
-    local_clock: (6, ("clock", "kill", "handover")),
+    local_clock: (29, ("clock", "kill", "handover")),
     acknowledged_early: (11, TAKEOVERS),
     answered_early: (5, TAKEOVERS),
     sent_without_lease: (7, ("pause", "slow", "cut")),
