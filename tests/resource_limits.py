@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -19,13 +20,18 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def descriptor_limit(count: int) -> Iterator[None]:
-    """No descriptor from ``count`` on can be opened; open ones stay open."""
-    with _limit(resource.RLIMIT_NOFILE, count):
-        yield
+    """No descriptor from ``count`` on can be opened; open ones stay open, and garbage frees none."""
+    gc.disable()
+    try:
+        with _limit(resource.RLIMIT_NOFILE, count):
+            yield
+    finally:
+        gc.enable()
 
 
 def first_free_descriptor() -> int:
-    """Return the descriptor that the next file gets."""
+    """Return the descriptor that the next file gets, after garbage has freed its own."""
+    gc.collect()
     descriptor = os.open(os.devnull, os.O_RDONLY)
     os.close(descriptor)
     return descriptor

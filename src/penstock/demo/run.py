@@ -21,6 +21,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.properties import Properties
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.spark.tube.offsets import from_json
 from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["DemoDisplay", "DemoResult", "HopCounts", "TelemetrySender", "chaos", "run_demo"]
@@ -252,11 +253,11 @@ class _DemoRun:
 
     async def caught_up(self) -> None:
         """Wait until both queries have processed all records that are currently in the log."""
-        end = await self.of_log(LogReader.end_offsets)
+        end = from_json(await self.of_log(LogReader.end_offsets))
 
         def done() -> bool:
             entries = [self.ledger.entries(sink) for sink in (ROWS, WINDOWS)]
-            return all(found and found[-1].end == end for found in entries)
+            return all(found and from_json(found[-1].end) == end for found in entries)
 
         await self.reached(done, "the pipeline to catch up with the log")
 
