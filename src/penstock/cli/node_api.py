@@ -73,7 +73,7 @@ class NodeOptions:
         str | None,
         typer.Option(
             help="HTTP address of the node; https://HOST:PORT with TLS. Default: that of the local data directory, "
-            "otherwise 127.0.0.1:8080. --data-dir overrides the variable.",
+            "without one 127.0.0.1:8080. --data-dir overrides the variable.",
             callback=_unless_a_directory_is_given,
             envvar="PENSTOCK_HTTP",
             metavar="HOST:PORT",
@@ -111,7 +111,8 @@ class NodeOptions:
         address = self.http
         if address is None and found is None and also_broker:
             address = running_broker(self.data_dir)
-        if address is None and found is None and self.data_dir != DATA_DIR:
+        # Without a directory: a node that was started elsewhere has the default address.
+        if address is None and found is None and (self.data_dir != DATA_DIR or self.data_dir.is_dir()):
             raise UnavailableError(
                 f"no node runs in the data directory {self.data_dir}",
                 applied=False,

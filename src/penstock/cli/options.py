@@ -585,12 +585,14 @@ def local_node(url: str) -> dict[str, Any] | None:
 
 
 def local_token(address: str, data_dir: Path) -> str:
-    """Return the administration token in ``data_dir``; "" if there is none, or ``address`` is not on loopback."""
+    """Return the administration token in ``data_dir``; "" if there is none, ``address`` is not on loopback, or no node
+    uses the directory: another program may have its address."""
+    from penstock.node.data_dir import is_in_use
     from penstock.runtime.io.network import parse_address
 
     try:
-        if not parse_address(address.rpartition("//")[2].rstrip("/")).is_loopback:
-            return ""  # the token is secret and must not be sent to other machines
+        if not parse_address(address.rpartition("//")[2].rstrip("/")).is_loopback or not is_in_use(data_dir):
+            return ""  # the token is secret and must not be sent to other machines or users
         return (data_dir / "tube" / "admin-token").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""

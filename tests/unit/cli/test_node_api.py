@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli import node_api
 from penstock.cli.options import DATA_DIR, local_data_dir
 from tests.unit.cli.conftest import Command
 
@@ -36,6 +37,18 @@ def test_the_default_is_that_of_the_configuration(
     assert text.format("given") in penstock(*command, "--data-dir", "given").err
     monkeypatch.setenv("PENSTOCK_DATA_DIR", "of the environment")
     assert text.format("of the environment") in penstock(*command).err
+
+
+def test_a_directory_whose_node_is_stopped_does_not_show_the_node_at_the_default_address(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That could be another user's program; only without a directory is it queried."""
+    monkeypatch.delenv("PENSTOCK_DATA_DIR", raising=False)
+    monkeypatch.setattr(node_api, "DEFAULT_HTTP", "127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+    assert "no node is reachable at http://127.0.0.1:1\n" in penstock("status").err
+    DATA_DIR.mkdir()
+    assert f"no node runs in the data directory {DATA_DIR}\n" in penstock("status").err
 
 
 @pytest.mark.usefixtures("started")

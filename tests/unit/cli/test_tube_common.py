@@ -15,6 +15,7 @@ from penstock.cli.options import local_data_dir
 from penstock.cli.tube.access import MasterOptions, run_client
 from penstock.errors import ConfigError, UnavailableError
 from penstock.node.config.node import load_config
+from penstock.runtime.io.directory_lock import DirectoryLock
 from tests.certificates import Authority
 from tests.unit.cli.conftest import Command, Web
 
@@ -48,6 +49,8 @@ def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
     (tmp_path / "tube").mkdir()
     (tmp_path / "tube" / "admin-token").write_text("of the directory\n")
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+    (tmp_path / "addresses.json").write_text('{"http": "127.0.0.1:8080"}')
+    lock = DirectoryLock(tmp_path)
 
     def token(*args: str) -> str:
         assert penstock("tube", "topic", "create", "water", *args).status == 0
@@ -69,6 +72,8 @@ def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
     monkeypatch.setenv("PENSTOCK_ADMIN_TOKEN", "of the environment")
     assert token("--http", "192.0.2.7:8080") == "of the environment"
     monkeypatch.delenv("PENSTOCK_ADMIN_TOKEN")
+    lock.close()
+    assert token("--http", "127.0.0.1:8080") == "", "another program may have the address of a node that was killed"
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "none"))
     assert token() == ""
 
