@@ -52,6 +52,7 @@ from penstock.statestore.service import storage as statestore_storage
 from penstock.tube.master import metadata as master_metadata
 from penstock.tube.storage import meta as broker_meta
 from penstock.tube.storage.broker_storage import BrokerStorage
+from penstock.tube.storage.store import Store
 
 __all__ = [
     "BACKUP_FORMAT",
@@ -203,11 +204,13 @@ class Backups:
 
 
 class _File(NamedTuple):
-    """A file to copy. ``size``: the bytes that belong to the backup; None: what it has when it is opened."""
+    """A file to copy. ``size``: the bytes that belong to the backup; None: what it has when it is opened. ``store``:
+    that of a segment."""
 
     name: str
     path: Path
     size: int | None
+    store: Store | None = None
 
 
 class _Backup:
@@ -224,11 +227,8 @@ class _Backup:
         """The bytes of ``file``, unless they were sent before or the receiver has them.
 
         Raises:
-            StorageError: it cannot be read, or is shorter than it was.
+            StorageError: it cannot be read, is shorter than it was, or another file of this name was sent.
         """
-        known = self.files.get(file.name)
-        if known is not None and known[0] == file.size:
-            return
         try:
             descriptor, size, mtime, mode = await asyncio.to_thread(_open, file)
         except FileNotFoundError as error:
@@ -238,6 +238,10 @@ class _Backup:
         except OSError as error:
             raise _unreadable(file, error) from error
         try:
+            if (known := self.files.get(file.name)) is not None:
+                if known[:2] != [size, mtime]:
+                    raise _changed(file)
+                return
             if list(self._have.get(file.name, ()))[:2] == [size, mtime]:
                 yield Item({"same": file.name})
             else:
@@ -363,9 +367,12 @@ async def backup_items(
                     async for item in items:
                         yield item
             except StorageError:
-                if not _is_deleted(source, file):
+                if file.store is None or _current_store(source, file) is not None:
                     raise
-                deleted.add(_directory(file.name))
+                deleted.add(_directory(file.name))  # with its topic, after the point: a restored node has it, empty
+            else:
+                if file.store is not None and _current_store(source, file) not in {None, file.store}:
+                    raise _changed(file)
         for file in [] if positions is not None else await asyncio.to_thread(_audit_files, source):
             async with aclosing(backup.file(file, may_vanish=True)) as items:
                 async for item in items:
@@ -439,8 +446,8 @@ def _log_files(broker: str, storage: BrokerStorage, *, closed: bool) -> Iterator
         for segment, data_bytes, index_bytes in store.written_segments():
             if closed and not segment.sealed:
                 continue
-            files.append(_File(f"{directory}/{segment.data_path.name}", segment.data_path, data_bytes))
-            files.append(_File(f"{directory}/{segment.index_path.name}", segment.index_path, index_bytes))
+            files.append(_File(f"{directory}/{segment.data_path.name}", segment.data_path, data_bytes, store))
+            files.append(_File(f"{directory}/{segment.index_path.name}", segment.index_path, index_bytes, store))
         yield files
 
 
@@ -448,11 +455,11 @@ def _directory(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _is_deleted(source: BackupSource, file: _File) -> bool:
-    """True for a file of a store whose topic was deleted after the point: a restored node has the topic, empty."""
-    broker, log, rest = file.name.partition("/log/")
+def _current_store(source: BackupSource, file: _File) -> Store | None:
+    """The store of the topic of ``file`` now: another one if the topic was deleted and created again."""
+    broker, _, rest = file.name.partition("/log/")
     topic, _, number = rest.partition("/")[0].rpartition("-")
-    return bool(log) and (topic, int(number)) not in source.brokers[broker].stores
+    return source.brokers[broker].stores.get((topic, int(number)))
 
 
 def _staged_files(broker: str, storage: BrokerStorage) -> Iterator[_File]:

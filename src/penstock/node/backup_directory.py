@@ -54,7 +54,7 @@ __all__ = [
 MANIFEST: Final = "manifest.json"
 _PARTIAL: Final = ".partial"
 _INTERLEAVED: Final = ("/rows", "/commits")
-_NAME: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}Z(-\d+)?")
+_NAME: Final = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}Z)(?:-(\d+))?")
 _ENCRYPTED_FORMAT: Final = 2
 """Version of the manifest of an encrypted backup, which earlier versions cannot restore."""
 _PIECE_BYTES: Final = 1 << 20
@@ -125,7 +125,15 @@ class Restored(NamedTuple):
 
 def list_backups(directory: Path) -> list[Path]:
     """The complete backups in ``directory``, oldest first."""
-    return sorted(path.parent for path in directory.glob(f"*/{MANIFEST}") if _NAME.fullmatch(path.parent.name))
+    found = (path.parent for path in directory.glob(f"*/{MANIFEST}"))
+    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_order)
+
+
+def _order(backup: Path) -> tuple[str, int]:
+    """Time and number in the name of a backup."""
+    match = _NAME.fullmatch(backup.name)
+    assert match is not None
+    return match[1], int(match[2] or 1)
 
 
 def find_backup(path: Path) -> Path:
@@ -367,9 +375,7 @@ class BackupReceiver:
         disk.sync_dir(self._directory)
         removed = []
         if keep is not None:
-            # The new one stays, even if the clock was set back and its name is the oldest.
-            others = [each for each in list_backups(self._directory) if each != final]
-            for old in others[: max(len(others) - keep + 1, 0)]:
+            for old in list_backups(self._directory)[:-keep]:
                 # Renamed first: an interrupted removal must not leave a backup that looks complete.
                 gone = old.rename(old.with_name(old.name + _PARTIAL))
                 shutil.rmtree(gone)
@@ -378,9 +384,12 @@ class BackupReceiver:
 
     def _new_name(self, point_at: int) -> Path:
         name = datetime.fromtimestamp(point_at / 1000, UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
-        path, number = self._directory / name, 2
+        time, number = max(map(_order, list_backups(self._directory)), default=("", 1))
+        path = self._directory / name
+        if name <= time:  # in the same second, or the clock was set back: the order of names is that of the backups
+            name, path = time, self._directory / f"{time}-{(number := number + 1)}"
         while path.exists():
-            path, number = self._directory / f"{name}-{number}", number + 1
+            path = self._directory / f"{name}-{(number := number + 1)}"
         return path
 
     def _close_files(self) -> None:

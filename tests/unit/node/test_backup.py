@@ -212,13 +212,21 @@ def test_a_directory_with_a_part_of_a_backup_is_refused(
     assert check_directory(target).ok
 
 
-def test_a_new_backup_is_kept_although_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_backup_is_the_last_one_although_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, backups = data_directory(tmp_path / "data", records=1), tmp_path / "backups"
-    later = [back_up(data, backups, keep=2).manifest.path for _ in range(2)]
+    monkeypatch.setattr(backup, "wall_clock_ms", lambda: 2_000_000_000_000)
+    made = [back_up(data, backups, keep=2).manifest.path for _ in range(2)]
     monkeypatch.setattr(backup, "wall_clock_ms", lambda: 1_000_000_000_000)
-    made = back_up(data, backups, keep=2)
-    assert list(made.removed) == [later[0]]
-    assert list_backups(backups) == [made.manifest.path, later[1]]
+    for number in range(3, 12):
+        last = back_up(data, backups, keep=2)
+        made.append(last.manifest.path)
+        assert last.manifest.point_at == 1_000_000_000_000
+        assert made[-1].name == f"2033-05-18T03-33-20Z-{number}"
+        assert list(last.removed) == [made[-3]]
+        assert list_backups(backups) == made[-2:]
+        assert find_backup(backups) == made[-1]
 
 
 @contextmanager
@@ -436,6 +444,31 @@ async def deleted_after_the_point(source: BackupSource, directory: Path) -> Rece
                     commit.removed_topics.append(("events", storage.forget("events")))
                     storage.commit([commit])
         return receiver.finish()
+
+
+@pytest.mark.parametrize("when", ["before the point", "after the point"])
+def test_a_topic_that_is_created_again_during_a_backup_ends_it(tmp_path: Path, when: str) -> None:
+    """Its files have the names of those that were sent."""
+    data = data_directory(tmp_path / "data")
+    with stopped_source(data) as source, refused(StorageError, "or its topic was deleted and created again"):
+        asyncio.run(created_again(source, tmp_path / "backups", when))
+
+
+async def created_again(source: BackupSource, directory: Path, when: str) -> None:
+    storage = source.brokers["tube/broker-1"]
+    segments = [segment.data_path.name for segment, _, _ in storage.open_store("events", 10).written_segments()]
+    last = segments[-1] if when == "after the point" else "rows"
+    with BackupReceiver(directory) as receiver:
+        async with aclosing(backup_items(source, {})) as items:
+            async for item in items:
+                receiver.take(item)
+                if item.header.get("file", "").endswith(last) and storage.stores:
+                    last = "none"
+                    commit = StorageCommit()
+                    commit.removed_topics.append(("events", storage.forget("events")))
+                    storage.commit([commit])
+                    append(storage, 30)
+        receiver.finish()
 
 
 def test_expired_segments_are_not_in_the_backup(tmp_path: Path) -> None:
