@@ -44,7 +44,7 @@ from penstock.cli.output import (
     shown,
     unless_standard,
 )
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, StorageError
 
 if TYPE_CHECKING:
     from penstock.statestore.client.client import StateStoreClient
@@ -679,20 +679,25 @@ async def _supports_expiry(store: StateStoreClient) -> bool:
 
 
 async def _row(store: StateStoreClient, key: bytes, *, with_expiry: bool) -> str | None:
+    """Return the line of ``key``; None if it does not exist."""
+    import asyncio
     import json
 
-    entry = await store.get(key)
-    if entry is None:
-        return None
+    expiry = None
+    entry = None if with_expiry else await store.get(key)
+    while with_expiry:
+        # A SET between two requests would give the earlier value the expiry of the later one. These are sent together,
+        # so that a key that changes often can be read as well.
+        before, expiry, entry = await asyncio.gather(store.get(key), store.expiry(key), store.get(key))
+        if entry is None or (before is not None and before.version == entry.version):
+            break
+    if entry is None or (expiry is not None and not expiry.exists):
+        return None  # without a time to live, an imported key would not expire
     row: dict[str, object] = {**_only(bytes_fields("key", key)), **_only(bytes_fields("value", entry.value))}
     row["version"] = str(entry.version)
-    if with_expiry:
-        expiry = await store.expiry(key)
-        if not expiry.exists:
-            return None  # it expired meanwhile: without a time to live, the imported key would not
-        if expiry.left_ms is not None:
-            # 0 means "expires now", which is not a valid ttl_ms.
-            row["ttl_ms"] = max(1, expiry.left_ms)
+    if expiry is not None and expiry.left_ms is not None:
+        # 0 means "expires now", which is not a valid ttl_ms.
+        row["ttl_ms"] = max(1, expiry.left_ms)
     return json.dumps(row, ensure_ascii=False)
 
 
@@ -809,20 +814,39 @@ def _key_list(path: Path) -> list[bytes]:
 
 @contextlib.contextmanager
 def _replaced(path: Path) -> Iterator[IO[str]]:
-    """Yield a temporary file whose content replaces that of ``path`` at the end: a failure loses no earlier export."""
-    import shutil
-    import tempfile
+    """Yield a file that replaces ``path`` at the end, so that a failure loses no earlier export."""
+    import secrets
 
+    path = path.resolve()  # a symbolic link stays
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    replaces = path.is_file() or not path.exists()  # no pipe or device
     try:
-        file = path.open("a", encoding="utf-8")
+        if path.exists():
+            path.open("a").close()  # refuse a file that this user may not write
+        file = (new if replaces else path).open("w", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"kv export: --file {path}: {error.strerror}", option="--file") from error
-    with file, tempfile.TemporaryFile("w+", encoding="utf-8") as kept:
-        yield kept
-        kept.seek(0)
-        if path.is_file():  # no pipe or device
-            file.truncate(0)
-        shutil.copyfileobj(kept, file)
+    if not replaces:
+        with file:
+            yield file
+        return
+    try:
+        with file:
+            if path.exists():
+                new.chmod(path.stat().st_mode)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise StorageError(
+            f"kv export: --file {path} cannot be written",
+            path=str(path),
+            why=error.strerror,
+            hint="free disk space, or export to another file system; an earlier export is unchanged",
+        ) from error
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

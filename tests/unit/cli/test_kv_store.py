@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -420,6 +421,42 @@ def test_an_export_leaves_out_a_key_that_expires_while_it_is_read(
     store.set("limit", "42")
     monkeypatch.setattr(StateStoreClient, "expiry", expiry)
     assert [json.loads(line)["key"] for line in kv("export").out.splitlines()] == ["limit"]
+
+
+def test_an_exported_value_has_its_own_time_to_live(
+    kv: Command, store: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is set while it is read is exported as before or as after it."""
+    changes = iter(["second", "third"])
+
+    async def expiry(client: StateStoreClient, key: bytes | str) -> Expiry:
+        if key == b"limit" and (value := next(changes, None)):
+            await client.set(key, value)
+        return Expiry(exists=True, left_ms=60_000 if (await client.get("limit") or [b"first"])[0] != b"first" else None)
+
+    store.set("limit", "first")
+    monkeypatch.setattr(StateStoreClient, "expiry", expiry)
+    row = json.loads(kv("export").out)
+    assert (row["value"], "ttl_ms" in row) in [("first", False), ("second", True), ("third", True)]
+
+
+def test_an_export_that_the_disk_has_no_space_for_leaves_the_earlier_one(
+    kv: Command, store: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file, link = tmp_path / "keys.jsonl", tmp_path / "link"
+    file.write_text("earlier\n")
+    link.symlink_to(file)
+    store.set("limit", "42")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert kv("export", "--file", str(link)).status == 1
+    assert file.read_text() == "earlier\n"
+    assert kv("export", "--file", str(link)).status == 0
+    assert (json.loads(file.read_text())["value"], link.is_symlink()) == ("42", True)
+    assert [path.name for path in tmp_path.glob("*.new")] == []
 
 
 def test_an_export_that_fails_leaves_the_earlier_one(
