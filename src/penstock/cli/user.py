@@ -163,7 +163,11 @@ def _check(users: dict[str, Credential], file: Path, user: str, *, new: bool) ->
 def _password(*, twice: bool) -> bytes:
     """Read the password from the terminal, or from the first line of standard input."""
     if sys.stdin.isatty():
-        password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=twice, err=True)
+        try:
+            password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=twice, err=True)
+        except typer.Abort:  # Ctrl-C or Ctrl-D
+            note("")  # the error begins a line
+            raise ConfigError("user: no password was entered, and nothing was changed") from None
         return password.encode()
     line = sys.stdin.buffer.readline(MOST_READ)
     if not line:

@@ -89,3 +89,16 @@ def test_a_terminal_is_asked_twice(penstock: Command, tmp_path: Path, monkeypatc
     assert penstock("user", "verify", file, "ann").status == 0
     assert [ask["confirmation_prompt"] for ask in asked] == [True, False]
     assert all(ask["hide_input"] for ask in asked)
+
+
+def test_a_prompt_that_is_interrupted_changes_nothing(
+    penstock: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prompt(*_: object, **__: object) -> str:
+        raise typer.Abort
+
+    monkeypatch.setattr(typer, "prompt", prompt)
+    file = tmp_path / "passwords"
+    done = penstock("user", "create", str(file), "ann")
+    assert (done.status, file.exists()) == (2, False)
+    assert done.err == "\npenstock: user: no password was entered, and nothing was changed\n"

@@ -467,7 +467,8 @@ async def created_again(source: BackupSource, directory: Path, when: str) -> Non
                     commit = StorageCommit()
                     commit.removed_topics.append(("events", storage.forget("events")))
                     storage.commit([commit])
-                    append(storage, 30)
+                    for _ in range(30):
+                        append(storage, 1)
         receiver.finish()
 
 
