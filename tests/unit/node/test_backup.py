@@ -448,8 +448,8 @@ async def deleted_after_the_point(source: BackupSource, directory: Path) -> Rece
 
 @pytest.mark.parametrize("when", ["before the point", "after the point"])
 def test_a_topic_that_is_created_again_during_a_backup_ends_it(tmp_path: Path, when: str) -> None:
-    """Its files have the names of those that were sent."""
-    data = data_directory(tmp_path / "data")
+    """Its files have the names of those that were sent, or are to be sent."""
+    data = data_directory(tmp_path / "data", records=30 if when == "before the point" else 1)
     with stopped_source(data) as source, refused(StorageError, "or its topic was deleted and created again"):
         asyncio.run(created_again(source, tmp_path / "backups", when))
 
