@@ -553,8 +553,8 @@ async def _run(command: list[str], token: Hlc, environment: dict[str, str], leas
             loop.remove_signal_handler(number)
 
 
-AT_ONCE = 64
-"""Number of keys read concurrently; less than any Receive Maximum."""
+AT_ONCE = 20
+"""Number of keys read concurrently, with up to three requests each: together less than any Receive Maximum."""
 LINES_AT_ONCE = 10_000
 """Number of keys set in one batch, which is in memory."""
 
