@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
@@ -229,6 +230,8 @@ class RuleService(Service):
         self._backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         """Last pause before a retry; 0 if no retry is scheduled."""
         self._probing: _Item | None = None
+        self._probes = 0
+        """Number of the last scheduled retry of the oldest message."""
         self._draining = False
         """True while the next portion of waiting messages is scheduled."""
         self._held: dict[Connection, None] = {}
@@ -326,11 +329,14 @@ class RuleService(Service):
         if self._backoff.failures and self._probing is not item:
             return
         self._probing = None
-        self._later(self._backoff.failed(), self._probe)
+        self._probes += 1
+        self._later(self._backoff.failed(), partial(self._probe, self._probes))
 
-    def _probe(self) -> None:
+    def _probe(self, number: int) -> None:
         """Retry the oldest message; the others follow when it is accepted."""
-        if self._waiting and not self._closed:
+        # Not by the timer of an earlier failure: two retries at the same time could change the order.
+        is_due = number == self._probes and self._backoff.failures
+        if is_due and self._waiting and not self._closed:
             self._probing = self._next()
             self._submit(self._probing)
 

@@ -443,6 +443,26 @@ def test_a_log_that_fills_up_again_keeps_the_order(log: Log, broker: Broker) -> 
     assert broker.settled == [(0, "")] * 3
 
 
+def test_the_retry_of_an_earlier_failure_does_not_overtake(log: Log, broker: Broker) -> None:
+    """One message that was sent before the failure is accepted, so the log is available before the retry is due."""
+    later = Later()
+    rule = service(log, broker, later=later)
+    send(rule, broker, "a")
+    send(rule, broker, "x")
+    log.waiting.pop(0)(FOR_NOW[0])
+    (_, earlier), *_ = later.calls
+    later.calls.clear()
+    log.waiting.pop(0)(object())
+    assert texts(log) == "axa"
+    log.waiting.pop(0)(FOR_NOW[0])
+    send(rule, broker, "b")
+    later.run()
+    earlier()
+    assert texts(log) == "axaa", "only the oldest message is sent while the log is not available"
+    log.waiting.pop(0)(object())
+    assert texts(log) == "axaab"
+
+
 @pytest.mark.parametrize("error", [*(error for error, _ in REFUSED), *AWAY])
 def test_a_permanently_refused_retry_does_not_block_the_messages_behind_it(
     log: Log, broker: Broker, error: PenstockError
