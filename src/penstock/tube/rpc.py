@@ -63,14 +63,15 @@ class Listeners:
         Raises:
             OSError: an address cannot be bound; then the server does not listen on either.
         """
-        self._server = await asyncio.get_running_loop().create_server(self._connection, host, port)
+        # Connections are accepted by the last step that waits: the caller then creates what answers requests.
+        listening = await listen(host, tls_port) if tls is not None else []
+        try:
+            self._server = await asyncio.get_running_loop().create_server(self._connection, host, port)
+        except BaseException:  # also if the start is cancelled
+            for each in listening:
+                each.close()
+            raise
         if tls is not None:
-            try:
-                listening = await listen(host, tls_port)
-            except BaseException:  # also if the start is cancelled
-                self.stop()
-                self._server = None
-                raise
             self._acceptor = Acceptor(self._connection, most=MAX_HANDSHAKES, tls=tls, handshake_s=TLS_HANDSHAKE_S)
             token = HANDSHAKE_FAILED.set(
                 lambda error: _log.info("TLS listener of %s: no connection: %s", host, handshake_failure(error))

@@ -16,6 +16,7 @@ import trustme
 import uvloop
 
 from penstock.errors import RemoteProtocolError
+from penstock.runtime.io import acceptor
 from penstock.tube import rpc
 from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
@@ -171,6 +172,45 @@ async def test_a_start_that_is_cancelled_leaves_no_socket_open(monkeypatch: pyte
         await starting
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_no_connection_is_accepted_before_both_listeners_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers a connection is created when :meth:`Listeners.start` has returned."""
+    connected: list[socket.socket] = []
+    plain_port = free_port()
+
+    async def listen(host: str, port: int) -> list[socket.socket]:
+        listening = await acceptor.listen(host, port)
+        with suppress(ConnectionRefusedError):
+            connected.append(socket.create_connection(("127.0.0.1", plain_port), timeout=60))
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        return listening
+
+    monkeypatch.setattr(rpc, "listen", listen)
+    connections = OpenConnections("test", TubeLimits())
+    listeners = Listeners(lambda: AnsweringProtocol(lambda *_: b"", connections, lambda: 0))
+    await listeners.start("127.0.0.1", plain_port, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    accepted = len(connections.open)
+    listeners.stop()
+    await connections.close()
+    await listeners.closed()
+    for each in connected:
+        each.close()
+    assert accepted == 0
+
+
+async def test_an_address_in_use_leaves_no_socket_open() -> None:
+    authority = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    free = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        used = other.getsockname()[1]
+        for plain, secure in ((used, free), (free, used)):
+            listeners = Listeners(lambda: pytest.fail("no connection"))
+            with pytest.raises(OSError, match="in use"):
+                await listeners.start("127.0.0.1", plain, authority, secure)
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", free)
 
 
 async def test_tls_handshakes_in_progress_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
