@@ -142,7 +142,7 @@ class Producer:
         self._in_flight = 0
         self._bytes = 0
         self._pending: dict[str, deque[PendingRecord]] = {}  # not admitted yet, in the order of the calls
-        self._room: deque[asyncio.Future[None]] = deque()  # calls that wait for room in the in-flight window
+        self._room: deque[tuple[str, asyncio.Future[None]]] = deque()  # topics of calls that wait for room
         host = local_ipv4()
         self._writer = SendEncoder(self.client_id, ipv4_to_int(host))
         self._routes = Routes(
@@ -320,7 +320,7 @@ class Producer:
     async def wait_for_room(self, topic: str) -> None:
         """Return when :meth:`queue` accepts a record of ``topic`` at once."""
         while self._must_wait(topic):
-            await self._wait_for_room()
+            await self._wait_for_room(topic)
 
     async def send_all(
         self,
@@ -365,7 +365,7 @@ class Producer:
         if self._closing:
             return
         self._closing = True
-        for place in self._room:
+        for _, place in self._room:
             if not place.done():
                 place.set_result(None)
         self._room.clear()
@@ -424,22 +424,27 @@ class Producer:
         """Return True if a message of ``topic`` must wait before it is accepted."""
         return self._full or len(self._pending.get(topic, ())) >= self._max_in_flight
 
-    async def _wait_for_room(self) -> None:
-        """Wait until a message leaves the in-flight window."""
+    async def _wait_for_room(self, topic: str) -> None:
+        """Wait until a message of ``topic`` may be accepted."""
         future: asyncio.Future[None] = self._running().create_future()
-        self._room.append(future)
+        self._room.append((topic, future))
         try:
             await future
         except asyncio.CancelledError:
             if not future.cancelled():  # cancelled after its turn had come: it is the next one's
                 self._call_next()
+            else:
+                with contextlib.suppress(ValueError):  # removed by close()
+                    self._room.remove((topic, future))
             raise
 
     def _call_next(self) -> None:
-        """Let the first waiting call continue if there is room."""
-        while self._room and not self._full:
-            place = self._room.popleft()
-            if not place.done():  # otherwise its caller was cancelled
+        """Let the first waiting call that need not wait any more continue."""
+        if self._full:
+            return
+        for index, (topic, place) in enumerate(self._room):
+            if not place.done() and not self._must_wait(topic):
+                del self._room[index]
                 place.set_result(None)
                 break
 
@@ -498,6 +503,8 @@ class Producer:
                 self._start(message)
         if not queue:
             self._pending.pop(topic, None)
+        if not self._in_flight:  # all were cancelled: no outcome follows that would call the next
+            self._call_next()
 
     def _finish_and_admit(self, message: PendingRecord, outcome: SendOutcome) -> None:
         """Set the outcome of a message, and admit the next one."""

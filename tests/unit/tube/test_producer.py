@@ -188,6 +188,40 @@ async def test_a_call_that_ends_when_its_turn_comes_gives_it_to_the_next(tmp_pat
             await last
 
 
+async def test_calls_do_not_wait_for_the_topic_of_another_call(tmp_path: Path) -> None:
+    async with (
+        tube(tmp_path, "demo") as running,
+        Producer(running.masters, max_in_flight=1, await_topic=True, topic_timeout_s=600) as producer,
+    ):
+        await producer.publish("demo")
+        missing = [await producer.queue("new", b"first")]
+        await producer.queue("demo", b"first")
+        behind = asyncio.create_task(producer.queue("new", b"second"))
+        waiting = asyncio.create_task(producer.queue("demo", b"second"))
+        async with asyncio.timeout(60):
+            await (await waiting)
+            assert not behind.done()
+            assert running.master is not None
+            await running.master.create_topic("new")
+            missing.append(await behind)
+            await asyncio.gather(*missing)
+
+
+async def test_a_call_continues_after_all_earlier_ones_of_its_topic_were_cancelled(tmp_path: Path) -> None:
+    async with (
+        tube(tmp_path, "demo") as running,
+        Producer(running.masters, max_in_flight=1, await_topic=True, topic_timeout_s=600) as producer,
+    ):
+        cancelled = await producer.queue("new", b"first")
+        behind = asyncio.create_task(producer.queue("new", b"second"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert running.master is not None
+        await running.master.create_topic("new")
+        async with asyncio.timeout(60):
+            await (await behind)
+
+
 async def test_a_close_that_is_cancelled_changes_nothing(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running, Producer(running.masters, retry_s=0.02) as producer:
         await producer.publish("demo")
