@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.cluster.client import EtcdUnavailableError
-from penstock.errors import ConfigError, StorageError, UnavailableError
+from penstock.errors import ConfigError, RefusedError, StorageError, UnavailableError
 from penstock.node.cluster.handover import HandoverRequests, handover_key, handover_user_key
 from penstock.node.cluster.membership import ClusterMembership
 from penstock.node.config.cluster import ClusterSection
@@ -79,4 +79,10 @@ async def test_an_elected_node_that_cannot_start_because_of_etcd_is_a_standby_ag
     unreadable.__cause__ = unavailable.value
     member.start_failed(unreadable)
     assert "the log in etcd cannot be read" in restarts.pop()
+    refused = RefusedError("mqtt: the broker refused the subscription")  # of a bridge, as of every client
+    member.start_failed(refused)
+    assert restarts == []
+    member._logs = cast(Any, SimpleNamespace(full=RefusedError("etcd: database space exceeded")))
+    member.start_failed(refused)
+    assert "refused the subscription" in restarts.pop()
     member._client.close()

@@ -500,9 +500,11 @@ class ClusterMembership:
     def start_failed(self, error: PenstockError) -> None:
         """Restart as a standby if the elected node could not start because of etcd, or had lost its lease; otherwise
         return, since the next start would fail, too."""
+        # While etcd is full the node refuses what it stores itself, as the subscriptions of a bridge.
+        refuses = self._logs is not None and self._logs.full is not None
         cause: BaseException | None = error
         while cause is not None:
-            etcd_is_full = isinstance(cause, RefusedError) and is_full(cause)
+            etcd_is_full = isinstance(cause, RefusedError) and (refuses or is_full(cause))
             if etcd_is_full or isinstance(cause, EtcdUnavailableError | FencedError):
                 self._fence(f"it could not start: {line_of(error)}")
                 return
