@@ -131,10 +131,18 @@ def open_logs(
             if not store.epochs or (storage.unclean is not None and _cut(storage, topic)):
                 store.epochs = begin_epoch(store.epochs, store.end_offset)
                 notes[name] = encode_epochs(store.epochs)
-            note = storage.notes.get(sequences_note(topic, number))
+            name = sequences_note(topic, number)
+            note = storage.notes.get(name)
             if note is not None:
                 offset, rows = decode_sequences(note)
-                rows += read_sequences(store, offset)
+                if offset <= store.end_offset:
+                    rows += read_sequences(store, offset)
+                else:
+                    # A crash of the machine took messages of a log that is not synced. Their numbers are forgotten:
+                    # a producer that sends them again would get an acknowledgement, and they would not be stored.
+                    found = {(row[0], row[1]): row for row in read_sequences(store, store.min_offset)}
+                    rows = list(found.values())
+                    notes[name] = encode_sequences(store.end_offset, rows)
                 producers.append((topic, rows))
         storage.meta.commit([], notes=notes)
         staging = Staging(storage.staging_files, staging_limits)
@@ -252,7 +260,7 @@ class Maintenance:
         for late in self.undecided.check(transactions.staging.queries.values(), now_ms):
             about = late._asdict() | {"broker_id": self._broker_id, "participants": ",".join(late.participants)}
             _log.warning("tube transaction undecided", extra={"fields": {**about, "hint": UNDECIDED}})
-        # Rows that wait for an unknown topic are tried again, or given up, by a commit.
+        # Rows that wait for an unknown topic or a file descriptor are tried again, or given up, by a commit.
         return transactions.dirty or transactions.publishing.held or self._storage.staging_files.dirty
 
     def staged_stats(self) -> dict[str, int]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from zlib import crc32
 
+from penstock.runtime.io.files import Durability
+from penstock.tube.broker.maintenance import OpenedLogs, TopicDurability, open_logs
 from penstock.tube.codec.message import encode_marker
+from penstock.tube.engine.transactions.staging import StagingLimits
 from penstock.tube.storage.notes import SequenceRow, decode_sequences, encode_sequences, read_sequences, sequences_note
 from penstock.tube.storage.store import Store, StoreLimits
 from tests.unit.runtime.recorded_disk import RecordedDisk
@@ -45,6 +48,32 @@ def test_a_cut_batch_counts_as_far_as_it_is_there() -> None:
     content = disk.contents[disk.entries[path]]
     del content[content.rindex(b"data") :]
     assert last(Store(disk, Path("/log/demo-0"), 0)) == {(0, 7): 8}
+
+
+def test_messages_that_a_crash_took_are_not_duplicates_when_they_are_sent_again(tmp_path: Path) -> None:
+    """A log that is not synced may end before the messages of its note, which is in another file."""
+
+    def opened() -> OpenedLogs:
+        return open_logs(
+            tmp_path, TopicDurability(Durability.FLUSHED), files=None, limits=StoreLimits(),
+            staging_limits=StagingLimits(), on_loss=lambda _: None,
+        )  # fmt: skip
+
+    logs = opened()
+    store = logs.storage.open_store("demo", 0)
+    batch(store, 0, 7, 0, 3)
+    note = encode_sequences(store.end_offset + 2 * 28, [(0, 7, 4, 1000), (0, 8, 0, 1000)])
+    logs.storage.meta.commit([], notes={sequences_note("demo", 0): note})
+    logs.storage.close(clean=False)
+    logs = opened()
+    assert logs.producers == [("demo", [(0, 7, 2, 1000)])]
+    # The next messages have the offsets of the lost ones.
+    batch(logs.storage.open_store("demo", 0), 0, 9, 0, 2)
+    logs.storage.close(clean=False)
+    logs = opened()
+    ((_, rows),) = logs.producers
+    assert {row[1]: row[2] for row in rows} == {7: 2, 9: 1}
+    logs.storage.close(clean=False)
 
 
 def test_a_note_keeps_what_it_is_given() -> None:
