@@ -13,13 +13,14 @@ import pytest
 from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.runtime.io import commit_queue
 from penstock.runtime.io.files import DirectFile, DirectFiles, DiskFullError
+from penstock.tube.broker import commits
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.exactly_once import BatchId
 from penstock.tube.producer import Producer
 from tests.resource_limits import descriptor_limit, first_free_descriptor
-from tests.unit.tube.broker_client import Client
+from tests.unit.tube.broker_client import Client, running
 from tests.unit.tube.servers import Tube, until
 
 
@@ -211,3 +212,37 @@ async def test_without_a_file_descriptor_sends_wait_and_are_answered_when_there_
     assert [m.payLoadData for m in (await client.range(startOffset=0)).messages] == [b"%d" % n for n in range(5)]
     await client.close()
     await broker.close()
+
+
+async def test_without_a_file_descriptor_staged_rows_are_published_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "PUBLISH_AGAIN_S", 0.001)
+    step = pb.Transaction
+    async with running(tmp_path) as (broker, client):
+
+        def ask(batch: int, **fields: Any) -> int:
+            request = pb.SendMessageRequestP2B(
+                clientId="t", topicName="", partitionId=0, data=b"", flag=0, checkSum=-1, sentAddr=0,
+                transaction=pb.Transaction(query="q", run="r", batch=batch, **fields),
+            )  # fmt: skip
+            return client.write(MethodId.SEND_MESSAGE, request, timeout_ms=None)
+
+        await client.answer(client.send(b"before"))  # the files of the log are open
+        await client.answer(ask(0, step=step.BEGIN))
+        for name in "ab":
+            rows = pb.StagedRows(topicName="demo", partitionId=0, batch=pb.SendBatch(datas=[name.encode()] * 2))
+            attempt = pb.StagedAttempt(task=ord(name), attempt=name)
+            await client.answer(ask(0, step=step.STAGE, attempt=attempt, rows=[rows]))
+        winners = [pb.StagedAttempt(task=ord(name), attempt=name, rows=2) for name in "ab"]
+        with descriptor_limit(first_free_descriptor()):
+            committed = ask(0, step=step.COMMIT, winners=winners, transactionId="t")
+            await until(lambda: broker.stalled is not None or broker.failure is not None)
+            assert broker.failure is None
+            assert broker.stalled is not None
+            assert broker.stalled.what == "tube: the rows of a committed batch wait for a file descriptor"
+            await client.answer(client.send(b"between"))
+        assert (await client.answer(committed)).success
+        await until(lambda: broker.stalled is None)
+        stored = [m.payLoadData for m in (await client.range(startOffset=0)).messages]
+        assert stored == [b"before", b"between", b"a", b"a", b"b", b"b"]

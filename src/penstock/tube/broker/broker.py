@@ -144,7 +144,7 @@ class TubeBroker:
 
     @property
     def stalled(self) -> StorageError | None:
-        """Reason why responses wait for disk space; None while they do not."""
+        """Reason why responses wait for disk space or a file descriptor; None while they do not."""
         return None if self._commits is None else self._commits.stalled
 
     @property

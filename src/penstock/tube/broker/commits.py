@@ -41,6 +41,9 @@ WRITE_BEHIND_BYTES: Final = 1 << 20
 OFFSETS_S: Final = 0.2
 """Maximum time before an offset that a fetch moved is stored: after a crash its messages are delivered again."""
 
+PUBLISH_AGAIN_S: Final = 1.0
+"""Time after which staged rows that could not be read without a file descriptor are read again."""
+
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
 
@@ -138,6 +141,8 @@ class Commits(CommitClient[_PendingCommit]):
         self._responses: list[_WaitingResponse] = []
         self._shown = False
         self._offsets: asyncio.TimerHandle | None = None
+        self._again: asyncio.TimerHandle | None = None
+        """Timer of the next attempt to publish staged rows that could not be read."""
         self._offsets_due = False
         """True if the next commit stores the committed offsets of groups."""
         self._closed = False
@@ -148,8 +153,9 @@ class Commits(CommitClient[_PendingCommit]):
 
     @property
     def stalled(self) -> StorageError | None:
-        """The reason if answers wait for disk space."""
-        return self.queue.stalled
+        """The reason if answers wait for disk space or a file descriptor."""
+        publishing = self._engine.transactions.publishing
+        return self.queue.stalled or (None if publishing is None else publishing.stalled)
 
     @property
     def count(self) -> int:
@@ -224,8 +230,9 @@ class Commits(CommitClient[_PendingCommit]):
         """Commit scheduled changes and received messages; later changes are refused."""
         if self._engine.produce.producers.changed and self.failure is None:
             self.snapshot_due = True
-        if self._offsets is not None:
-            self._offsets.cancel()
+        for timer in (self._offsets, self._again):
+            if timer is not None:
+                timer.cancel()
         if self._engine.offsets.dirty and self.failure is None:
             self._offsets_due = True
         if self.snapshot_due or self._offsets_due:
@@ -301,6 +308,13 @@ class Commits(CommitClient[_PendingCommit]):
             # Rows of a decided transaction are unreadable: no later decision is applied; a restart tries again.
             what = f"tube: staged rows cannot be read: {error.strerror}"
             self.commits_failed(StorageError(what, path=str(error.filename or self._disk.directory)))
+        publishing = self._engine.transactions.publishing
+        if publishing is not None and publishing.stalled is not None and self._again is None:
+            self._again = self._loop.call_later(PUBLISH_AGAIN_S, self._publish_again)
+
+    def _publish_again(self) -> None:
+        self._again = None
+        self.schedule()
 
     def _answer_published(self, responses: list[_WaitingResponse]) -> None:
         """Send responses to commits of staged rows with the commit of their last rows."""

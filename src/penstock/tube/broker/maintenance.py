@@ -260,7 +260,7 @@ class Maintenance:
         for late in self.undecided.check(transactions.staging.queries.values(), now_ms):
             about = late._asdict() | {"broker_id": self._broker_id, "participants": ",".join(late.participants)}
             _log.warning("tube transaction undecided", extra={"fields": {**about, "hint": UNDECIDED}})
-        # Rows that wait for an unknown topic or a file descriptor are tried again, or given up, by a commit.
+        # Rows that wait for an unknown topic are tried again, or given up, by a commit.
         return transactions.dirty or transactions.publishing.held or self._storage.staging_files.dirty
 
     def staged_stats(self) -> dict[str, int]:

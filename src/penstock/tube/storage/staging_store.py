@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from penstock.errors import StorageError
-from penstock.runtime.io.files import File, Files
+from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.io.descriptors import WAIT_HINT
+from penstock.runtime.io.files import File, Files, NoDescriptorError
 from penstock.tube.engine.interfaces import LeftoverFile, StagedFile, StagingStore
 
 __all__ = ["AttemptFile", "StagedWrite", "StagingDirectory", "write_staged"]
@@ -178,10 +179,18 @@ class StagingDirectory(StagingStore):
             work.file.durable_rows = work.rows
 
     def read(self, staged: AttemptFile) -> Iterator[tuple[bytes, int]]:
-        """Implements `AttemptFile.read`."""
+        """Implements `AttemptFile.read`. Raises OutOfSpaceError before the first record: it may be read again."""
         if not staged.durable_size:
             return
-        file = self._files.open(staged.path)
+        try:
+            file = self._files.open(staged.path)
+        except NoDescriptorError as error:
+            raise OutOfSpaceError(
+                "tube: the rows of a committed batch wait for a file descriptor",
+                path=str(staged.path),
+                why=f"{staged.path}: {error.strerror}",
+                hint=WAIT_HINT,
+            ) from error
         try:
             position = 0
             while position < staged.durable_size:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import MethodId
@@ -50,10 +50,12 @@ UNKNOWN_MS: Final = 60_000
 class Publication:
     """A decision that is being applied. ``waiters``: connection and serial of requests that wait for its end."""
 
-    __slots__ = ("held_since", "parts", "query", "seen", "waiters")
+    __slots__ = ("attempts", "held_since", "parts", "query", "seen", "waiters")
 
     def __init__(self, query: Query) -> None:
         self.query = query
+        self.attempts = 0
+        """Number of the attempts whose rows :attr:`parts` has returned completely."""
         self.parts: Iterator[pb.StagedRows] | None = None
         self.seen: dict[TopicPartition, int] = {}
         self.held_since = 0
@@ -73,7 +75,9 @@ class Publishing:
         self._queue: list[Publication] = []
         self._again: tuple[Publication, pb.StagedRows] | None = None
         self.held = False
-        """True if the next rows have an unknown topic, so that nothing can be published yet."""
+        """True if nothing can be published yet: the next rows have an unknown topic, or cannot be read yet."""
+        self.stalled: OutOfSpaceError | None = None
+        """The reason if the next rows cannot be read yet."""
 
     @property
     def waiting(self) -> bool:
@@ -89,9 +93,15 @@ class Publishing:
         ended = []
         rows = size = 0
         self.held = False
+        self.stalled = None
         while self._queue and rows < TURN_ROWS and size < TURN_BYTES:
             publication = self._queue[0]
-            part = self._next(publication)
+            try:
+                part = self._next(publication)
+            except OutOfSpaceError as error:
+                publication.parts = None  # begins with the rows of the same attempt: it has returned none of them
+                self.held, self.stalled = True, error
+                break
             if part is None:
                 self._end(publication, now_ms)
                 ended.append(self._queue.pop(0))
@@ -130,22 +140,25 @@ class Publishing:
         if again is not None:
             return again[1]
         if publication.parts is None:
-            publication.parts = self._parts(publication.query)
+            publication.parts = self._parts(publication)
         return next(publication.parts, None)
 
-    def _parts(self, query: Query) -> Iterator[pb.StagedRows]:
+    def _parts(self, publication: Publication) -> Iterator[pb.StagedRows]:
+        query = publication.query
         assert query.decision is not None
-        for name, rows in query.decision.winners:
+        for name, rows in query.decision.winners[publication.attempts :]:
             attempt = query.attempts.get(name)
-            if attempt is None:
-                continue  # reported when the directory was opened
-            left = rows
-            try:
-                for body, count in attempt.file.read():
-                    yield from pb.Transaction.FromString(body).rows
-                    left -= count
-            except StorageError as error:
-                self.lost.append(f"query {query.name}, batch {query.decision.batch}: {left} rows: {error.what}")
+            if attempt is not None:  # otherwise it was reported when the directory was opened
+                left = rows
+                try:
+                    for body, count in attempt.file.read():
+                        yield from pb.Transaction.FromString(body).rows
+                        left -= count
+                except OutOfSpaceError:
+                    raise
+                except StorageError as error:
+                    self.lost.append(f"query {query.name}, batch {query.decision.batch}: {left} rows: {error.what}")
+            publication.attempts += 1
 
     def _topic(self, part: pb.StagedRows) -> Topic | None:
         topic = self._topics.by_name.get(part.topicName)
