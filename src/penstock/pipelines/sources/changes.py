@@ -50,6 +50,8 @@ class _Join(NamedTuple):
     directory: StoragePath
     reached: dict[str, int]
     """Offsets up to which the topic was read, which are after the ends of the files if only other keys changed."""
+    epochs: dict[str, int]
+    """Epochs of ``reached``: see ``penstock.spark.tube.offsets``."""
 
 
 class AsOfJoins:
@@ -141,7 +143,7 @@ class AsOfJoins:
         files = ChangeFiles(layout.changes(self._state, history_of(step, enrich)))
         options = SourceOptions.parse(self._pipeline.change_options(enrich.as_of))
         history_ms = None if history is None else duration_ms(history)
-        return _Join(step, enrich, history_ms, options, ChangeFilesWriter(files), files.directory, {})
+        return _Join(step, enrich, history_ms, options, ChangeFilesWriter(files), files.directory, {}, {})
 
     def _read(self, join: _Join) -> VisibleChanges:
         """Read new changes into the files."""
@@ -149,29 +151,31 @@ class AsOfJoins:
         is_first = writer.ends is None
         # Before the topic, so that no change between the two is missed.
         stored = list(self._stored_keys(join)) if is_first else []
-        begin_ms, changes, ends = BEGINNING, list[Change](), dict[str, int]()
+        begin_ms, changes = BEGINNING, list[Change]()
         with TubeClient.from_options(join.options) as tube, explain_missing_changes(join.options.topics[0]):
             bounds = tube.bounds(tube.partitions(join.options.topics))
+            reached, known = {**(writer.ends or {}), **join.reached}, {**writer.epochs, **join.epochs}
+            starts = {partition: reached.get(partition.key, bound.oldest) for partition, bound in bounds.items()}
+            replaced = tube.replaced(starts, {p: known[p.key] for p in bounds if p.key in known}, bounds)
             for partition, bound in bounds.items():
-                name = partition.key
-                start = join.reached.get(name, (writer.ends or {}).get(name, bound.oldest))
-                if not bound.oldest <= start <= bound.end:
+                name, start = partition.key, starts[partition]
+                if partition in replaced or not bound.oldest <= start <= bound.end:
                     raise _lost(join, partition, start, bound)
-                piece = Slice(partition, start, bound.end)
-                found = [
-                    Change(name, *each) for each in changes_at(partition.topic, tube.read(piece), join.enrich.keys)
-                ]
+                read = tube.read(Slice(partition, start, bound.end), epoch=bound.epoch)
+                found = [Change(name, *each) for each in changes_at(partition.topic, read, join.enrich.keys)]
                 changes += found
-                ends[name] = bound.end
                 if is_first and bound.oldest > 0:
                     begin_ms = max(begin_ms, found[0].time_ms if found else self._clock())
+        ends = {partition.key: bound.end for partition, bound in bounds.items()}
+        epochs = {partition.key: bound.epoch for partition, bound in bounds.items() if bound.epoch is not None}
         if is_first:
-            writer.begin(ends, begin_ms, [*_before(stored, changes), *changes])
+            writer.begin(ends, begin_ms, [*_before(stored, changes), *changes], epochs)
             # Those of another driver, if it was faster, may have earlier ends.
             return self._read(join)
         if changes or _is_worth_storing(writer.ends or {}, bounds):
-            writer.add({**(writer.ends or {}), **ends}, changes)
+            writer.add({**(writer.ends or {}), **ends}, changes, epochs)
         join.reached.update(ends)
+        join.epochs.update(epochs)
         return self._known(join)
 
     def _known(self, join: _Join) -> VisibleChanges:
@@ -227,7 +231,7 @@ def _lost(join: _Join, partition: TopicPartition, start: int, bound: Bounds) -> 
     return DataLossError(
         f"the as-of join {join.step!r} cannot read the changes of the state store from offset {start} of {partition}",
         why=f"the topic has the offsets {bound.oldest} to {bound.end}: retention deleted changes before they were "
-        "read, or the topic was created anew",
+        "read, or the topic was deleted and created again",
         hint=f"remove the directory {str(join.directory)!r}: the history of the keys then begins with the changes that "
         "the topic still has; and raise the topic's retention above the longest pause of the pipeline",
     )

@@ -117,19 +117,26 @@ class ChangeFile:
     """Changes before ``ends`` of each partition, all of them or those since another file.
 
     ``begin_ms``: for event times before it, changes may be missing that retention deleted before the first batch.
-    ``floor_ms``: for event times before it, changes are missing that a snapshot has left out.
+    ``floor_ms``: for event times before it, changes are missing that a snapshot has left out. ``epochs``: those of the
+    logs of ``ends``, which a broker of Apache's does not have (see ``penstock.spark.tube.offsets``).
     """
 
     ends: Mapping[str, int]
     begin_ms: int
     floor_ms: int
     changes: pa.Table
+    epochs: Mapping[str, int] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
         """Return the content of a file."""
         import pyarrow as pa
 
-        about = {"ends": dict(self.ends), "begin_ms": self.begin_ms, "floor_ms": self.floor_ms}
+        about = {
+            "ends": dict(self.ends),
+            "begin_ms": self.begin_ms,
+            "floor_ms": self.floor_ms,
+            "epochs": dict(self.epochs),
+        }
         table = self.changes.replace_schema_metadata({_METADATA: json.dumps(about, sort_keys=True).encode()})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema) as writer:
@@ -143,7 +150,8 @@ class ChangeFile:
 
         table = pa.ipc.open_file(data).read_all()
         about = json.loads((table.schema.metadata or {})[_METADATA])
-        return cls(about["ends"], about["begin_ms"], about["floor_ms"], table.replace_schema_metadata(None))
+        changes = table.replace_schema_metadata(None)
+        return cls(about["ends"], about["begin_ms"], about["floor_ms"], changes, about.get("epochs", {}))
 
 
 def change_table(changes: Iterable[Change]) -> pa.Table:
@@ -436,6 +444,8 @@ class ChangeFilesWriter:
         self._files = files
         self.ends: dict[str, int] | None = None
         """Ends of the changes in the files; None if there are no files."""
+        self.epochs: dict[str, int] = {}
+        """Epochs of ``ends``."""
         self.floor_ms = BEGINNING
         """Event times that the files know all changes for."""
         self._begin_ms = BEGINNING
@@ -450,7 +460,7 @@ class ChangeFilesWriter:
         # Those of a driver that was killed: a batch will know their changes, and they are not read again.
         sync_names(self._files.directory)
         for _ in range(_READS):
-            self.ends, self._compacted, self._added, self._count = None, 0, 0, 0
+            self.ends, self.epochs, self._compacted, self._added, self._count = None, {}, 0, 0, 0
             try:
                 for name in self._files.names():
                     self._opened(name, self._files.read(name))
@@ -461,6 +471,7 @@ class ChangeFilesWriter:
     def _opened(self, name: str, found: ChangeFile) -> None:
         before = self.ends or {}
         self.ends = {part: max(end, before.get(part, 0)) for part, end in {**before, **found.ends}.items()}
+        self.epochs |= {part: epoch for part, epoch in found.epochs.items() if self.ends[part] == found.ends[part]}
         self._begin_ms = max(self._begin_ms, found.begin_ms)
         self.floor_ms = max(self.floor_ms, found.floor_ms)
         if name.endswith(_SNAPSHOT):
@@ -469,13 +480,15 @@ class ChangeFilesWriter:
             self._added += found.changes.num_rows
             self._count += 1
 
-    def begin(self, ends: Mapping[str, int], begin_ms: int, changes: Iterable[Change]) -> None:
+    def begin(
+        self, ends: Mapping[str, int], begin_ms: int, changes: Iterable[Change], epochs: Mapping[str, int]
+    ) -> None:
         """Write the first file, or read that of another driver."""
-        self._files.create_base(ChangeFile({"": 0, **ends}, begin_ms, BEGINNING, change_table(changes)))
+        self._files.create_base(ChangeFile({"": 0, **ends}, begin_ms, BEGINNING, change_table(changes), epochs))
         self._open()
 
-    def add(self, ends: Mapping[str, int], changes: Sequence[Change]) -> None:
-        """Write a file with ``changes``, those up to ``ends`` of all partitions.
+    def add(self, ends: Mapping[str, int], changes: Sequence[Change], epochs: Mapping[str, int]) -> None:
+        """Write a file with ``changes``, those up to ``ends`` of all partitions, whose logs have the ``epochs``.
 
         A file ends after those that its driver knows, which are therefore read before it.
         """
@@ -483,7 +496,8 @@ class ChangeFilesWriter:
         if sum(ends.values()) == sum(self.ends.values()):
             assert not changes
             return
-        self._files.add(ChangeFile(ends, self._begin_ms, self.floor_ms, change_table(changes)))
+        self.epochs |= epochs
+        self._files.add(ChangeFile(ends, self._begin_ms, self.floor_ms, change_table(changes), dict(self.epochs)))
         self.ends = {**self.ends, **ends}
         self._added += len(changes)
         self._count += 1
@@ -499,5 +513,5 @@ class ChangeFilesWriter:
         history.refresh(VisibleChanges(self.ends or {}, oldest.floor_ms))
         floor_ms = max(oldest.floor_ms, history.floor_ms)
         kept = history.needed_by(oldest._replace(floor_ms=floor_ms))
-        self._files.replace(names, ChangeFile(history.ends, history.begin_ms, floor_ms, kept))
+        self._files.replace(names, ChangeFile(history.ends, history.begin_ms, floor_ms, kept, self.epochs))
         self._open()

@@ -19,7 +19,7 @@ from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.changes import KNOWN_CHANGES, Change, ChangeFiles, history_of
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.spark.statestore.rows import ChangeAt
-from penstock.spark.tube.offsets import Bounds, Slice, TopicPartition
+from penstock.spark.tube.offsets import Bounds, Epochs, PartitionOffsets, Slice, TopicPartition
 from penstock.spark.tube.tube_client import TubeClient
 
 FILE = """\
@@ -43,6 +43,7 @@ class Topic:
     def __init__(self) -> None:
         self.oldest = 0
         self.keys: list[bytes] = []
+        self.epoch: int | None = 7
 
     def __enter__(self) -> Topic:
         return self
@@ -54,9 +55,15 @@ class Topic:
         return [TopicPartition(topic, 1, 0) for topic in topics]
 
     def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        return dict.fromkeys(partitions, Bounds(self.oldest, SIZE * len(self.keys)))
+        return dict.fromkeys(partitions, Bounds(self.oldest, SIZE * len(self.keys), epoch=self.epoch))
 
-    def read(self, piece: Slice) -> Iterator[ChangeAt]:
+    def replaced(
+        self, offsets: PartitionOffsets, epochs: Epochs, bounds: dict[TopicPartition, Bounds]
+    ) -> PartitionOffsets:
+        return {p: 0 for p, epoch in epochs.items() if epoch != bounds[p].epoch and offsets[p] > 0}
+
+    def read(self, piece: Slice, *, epoch: int | None) -> Iterator[ChangeAt]:
+        assert epoch == self.epoch
         for number in range(piece.start // SIZE, piece.end // SIZE):
             yield ChangeAt(SIZE * number, self.keys[number], number, b"%d" % number, None)
 
@@ -127,6 +134,28 @@ def test_a_restart_reads_on_if_retention_deleted_changes_of_other_keys_that_were
     topic.oldest = SIZE * (len(topic.keys) - 80)
     with pytest.raises(DataLossError, match="cannot read the changes of the state store"):
         opened(tmp_path)[0].newest(joins())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_topic_that_is_created_again_is_not_read_from_the_offset_of_the_deleted_one(
+    topic: Topic, tmp_path: Path, *, restarts: bool
+) -> None:
+    """Its changes before this offset would be missing: rows would get values of the deleted topic."""
+    topic.keys = [b"recipe/a"] * 2
+    as_of, _ = opened(tmp_path)
+    as_of.newest(joins())
+    topic.keys, topic.epoch = [b"recipe/a"] * 3, 8
+    with pytest.raises(DataLossError, match="deleted and created again"):
+        (opened(tmp_path)[0] if restarts else as_of).newest(joins())
+
+
+def test_a_topic_of_a_broker_without_epochs_is_read(topic: Topic, tmp_path: Path) -> None:
+    topic.keys, topic.epoch = [b"recipe/a"], None
+    opened(tmp_path)[0].newest(joins())
+    topic.keys, topic.epoch = [b"recipe/a"] * 2, 8  # the broker is upgraded
+    as_of, _ = opened(tmp_path)
+    found = as_of.newest(joins())[history_of("made", joins()["made"])]
+    assert found["ends"]["1:0"] == SIZE * 2
 
 
 def test_a_batch_knows_the_same_in_each_run_also_with_a_join_that_the_pipeline_got_later(

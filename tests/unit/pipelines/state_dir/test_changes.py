@@ -72,7 +72,7 @@ def test_a_batch_finds_the_same_whatever_was_appended_compacted_or_written_by_a_
             if not drivers or (number == 1 and len(drivers) == 1):
                 writer = ChangeFilesWriter(files)
                 if writer.ends is None:
-                    writer.begin(dict.fromkeys(PARTITIONS, 0), BEGINNING, base)
+                    writer.begin(dict.fromkeys(PARTITIONS, 0), BEGINNING, base, {})
                 drivers.append(writer)
             number = min(number, len(drivers) - 1)
             writer = drivers[number]
@@ -82,7 +82,7 @@ def test_a_batch_finds_the_same_whatever_was_appended_compacted_or_written_by_a_
                 reached = max(reached, data.draw(st.integers(0, len(log))))
                 ends = {p: 28 * sum(c.partition == p for c in log[:reached]) for p in PARTITIONS}
                 new = [c for c in log if writer.ends[c.partition] <= c.offset < ends[c.partition]]
-                writer.add({**writer.ends, **ends}, new)
+                writer.add({**writer.ends, **ends}, new, {})
                 known.append(VisibleChanges(dict(writer.ends), BEGINNING))
             else:
                 # Batches that may be repeated have event times from here on.
@@ -107,8 +107,8 @@ def test_a_compaction_leaves_out_what_no_event_time_needs(tmp_path: Path) -> Non
         Change("1:0", 28 * n, key, n, content, None)
         for n, (key, content) in enumerate([(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"b", None), (b"a", b"3")])
     ]
-    writer.begin({"1:0": 28 * 4}, BEGINNING, log[:4])
-    writer.add({"1:0": 28 * 5}, log[4:])
+    writer.begin({"1:0": 28 * 4}, BEGINNING, log[:4], {})
+    writer.add({"1:0": 28 * 5}, log[4:], {})
     assert not writer.is_due()
     writer.compact(VisibleChanges({"1:0": 28 * 4}, 3))
     assert len(files.names()) == 1
@@ -119,7 +119,7 @@ def test_a_compaction_leaves_out_what_no_event_time_needs(tmp_path: Path) -> Non
     # A driver that has lost its lease, and has the files from before in memory.
     late = ChangeFilesWriter(files)
     late.ends = {"": 0, "1:0": 28}
-    late.add({"": 0, "1:0": 28 * 3}, log[1:3])
+    late.add({"": 0, "1:0": 28 * 3}, log[1:3], {})
     history = KeyHistory(files)
     history.refresh(VisibleChanges({"1:0": 28 * 5}, 3))
     assert history.at(b"b", 4) is None
@@ -134,8 +134,8 @@ def test_changes_of_a_restored_store_are_found_by_their_time(
     files = ChangeFiles(tmp_path)
     writer = ChangeFilesWriter(files)
     log = [Change("1:0", 28 * n, b"a", time_ms, b"%d" % n, None) for n, time_ms in enumerate((1, 5, 9, 3, 6))]
-    writer.begin({"1:0": 28 * 3}, BEGINNING, log[:3])
-    writer.add({"1:0": 28 * 5}, log[3:])
+    writer.begin({"1:0": 28 * 3}, BEGINNING, log[:3], {})
+    writer.add({"1:0": 28 * 5}, log[3:], {})
     known = VisibleChanges({"1:0": 28 * 5}, BEGINNING)
     for _ in range(2):
         history = KeyHistory(files)
@@ -148,21 +148,22 @@ def test_changes_of_a_restored_store_are_found_by_their_time(
 def test_files_are_compacted_when_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_MOST_FILES", 4)
     writer = ChangeFilesWriter(ChangeFiles(tmp_path))
-    writer.begin({"1:0": 0}, BEGINNING, [])
+    writer.begin({"1:0": 0}, BEGINNING, [], {"1:0": 7})
     due = []
     for n in range(20):
-        writer.add({"1:0": 28 * (n + 1)}, [Change("1:0", 28 * n, b"a", n, b"%d" % n, None)])
+        writer.add({"1:0": 28 * (n + 1)}, [Change("1:0", 28 * n, b"a", n, b"%d" % n, None)], {})
         if writer.is_due():
             due.append(n)
             writer.compact(VisibleChanges({}, BEGINNING))
     # Without a floor nothing is left out, so each snapshot is made of as many new changes as the one before had.
     assert due == [2, 6, 13]
+    assert ChangeFilesWriter(ChangeFiles(tmp_path)).epochs == {"1:0": 7}
 
 
 def test_a_worker_reads_again_if_files_were_replaced_meanwhile(tmp_path: Path) -> None:
     files = ChangeFiles(tmp_path)
     writer = ChangeFilesWriter(files)
-    writer.begin({"1:0": 28}, 7, [Change("1:0", 0, b"a", 0, b"0", None)])
+    writer.begin({"1:0": 28}, 7, [Change("1:0", 0, b"a", 0, b"0", None)], {})
     history = KeyHistory(files)
     read = files.read
     reads: list[str] = []
@@ -182,13 +183,13 @@ def test_a_worker_reads_again_if_files_were_replaced_meanwhile(tmp_path: Path) -
 def test_a_worker_reads_again_what_it_could_not_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ChangeFiles(tmp_path)
     writer = ChangeFilesWriter(files)
-    writer.begin({"1:0": 28}, BEGINNING, [Change("1:0", 0, b"a", 0, b"0", None)])
+    writer.begin({"1:0": 28}, BEGINNING, [Change("1:0", 0, b"a", 0, b"0", None)], {})
     history = KeyHistory(files)
     with monkeypatch.context() as patch:
         patch.setattr(history, "_append", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             history.refresh(VisibleChanges({"1:0": 28}, BEGINNING))
-    writer.add({"1:0": 56}, [Change("1:0", 28, b"b", 1, b"1", None)])
+    writer.add({"1:0": 56}, [Change("1:0", 28, b"b", 1, b"1", None)], {})
     history.refresh(VisibleChanges({"1:0": 56}, BEGINNING))
     assert [value(history.at(key, 9)) for key in (b"a", b"b")] == [b"0", b"1"]
 
@@ -205,7 +206,7 @@ def test_missing_and_broken_files_are_errors(tmp_path: Path) -> None:
 def test_two_drivers_that_begin_at_the_same_time_have_the_same_base(tmp_path: Path) -> None:
     writers = [ChangeFilesWriter(ChangeFiles(tmp_path)) for _ in range(4)]
     threads = [
-        threading.Thread(target=writer.begin, args=({"1:0": n}, n, [Change("", -1, b"a", n, b"%d" % n, None)]))
+        threading.Thread(target=writer.begin, args=({"1:0": n}, n, [Change("", -1, b"a", n, b"%d" % n, None)], {}))
         for n, writer in enumerate(writers)
     ]
     for thread in threads:
