@@ -419,6 +419,8 @@ class TubeReader(DataSourceReader):
                 if self._options.fail_on_data_loss:
                     check_not_replaced(offsets, replaced)
                 offsets.update(replaced)
+                # An end in a replaced log may precede a start without an epoch: nothing of the range is left.
+                start.update({partition: min(start[partition], offset) for partition, offset in replaced.items()})
         for partition, offset in start.items():
             if offset > end[partition]:
                 raise ConfigError(

@@ -176,6 +176,9 @@ async def test_a_batch_between_offsets_is_of_their_log(log: Log) -> None:
     with pytest.raises(DataLossError, match="offset 140 belongs to a log that was replaced"):
         await log.batch_rows(**options)
     assert await log.batch_rows(**options, failOnDataLoss="false") == []
+    # The offsets of a pipeline's batch: only the end has an epoch.
+    options["startingOffsets"] = json.dumps(to_json(dict.fromkeys(from_json(end), ENTRY)))
+    assert await log.batch_rows(**options, failOnDataLoss="false") == []
     with pytest.raises(DataLossError, match="offset 140 belongs to a log that was replaced"):
         await log.batch_rows(startingOffsets=json.dumps(end))
     assert await log.batch_rows(startingOffsets=json.dumps(end), failOnDataLoss="false") == list(range(5, 14))
