@@ -314,11 +314,13 @@ def test_a_program_finds_columns_with_dots_in_their_names(
         {"id": f"r{n}", "value": {"machine.id": f"m{n}", "at.utc": at, "values.all": [n, n + 1], "of": {"is.a": n}}}
         for n, at in enumerate(("2024-05-01T06:00:00Z", "2024-05-01T06:00:00.25Z", "2024-05-01T06:00:00.000001Z"))
     ]
+    given[0]["id"] = "r\0"  # in hexadecimal in both
     case = Case.model_validate({"name": "all", "input": given})
     found, expected = both_outcomes(spark, DOTS, case, None, tmp_path, monkeypatch)
     assert all(found.values())
     assert found == expected
     assert '"2024-05-01T06:00:00.000001Z"' in str(found["out"])
+    assert "7200" in str(found["out"])
 
 
 def test_a_name_with_dots_that_only_spark_knows_is_not_exported(tmp_path: Path) -> None:

@@ -11,6 +11,12 @@ def header(name: str) -> Column:
     found = sf.filter("headers", lambda each: each["key"] == sf.lit(name))
     return sf.try_element_at(found, sf.lit(1))["value"].cast("string")
 ''',
+    "valid_text": '''\
+def valid_text(given: Column) -> Column:
+    """Return `given`, in hexadecimal if it is not UTF-8 or has a zero byte."""
+    is_text = sf.is_valid_utf8(given) & ~given.contains("\\0")
+    return sf.when(is_text, given).otherwise(sf.hex(given.cast("binary")))
+''',
     "is_one_json_value": '''\
 def is_one_json_value(text: Column) -> Column:
     """Return True for a text that is exactly one JSON value with distinct names.

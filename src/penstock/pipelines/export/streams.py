@@ -163,11 +163,12 @@ class Streams:
         chain = "".join(f".option({literal_text(key)}, {value})" for key, value in sorted(texts.items()))
         prefix = "" if name == SOURCE else f'sf.lit("{name}/"), '
         self._program.helper("header")
+        self._program.helper("valid_text")
         made.add(
             f'rows = spark.readStream.format("tubemq"){chain}.load()',
             f'place = sf.concat_ws("", {prefix}"topic", sf.lit("/"), sf.col("broker").cast("string"), sf.lit(":"), '
             'sf.col("partition").cast("string"), sf.lit("@"), sf.col("offset").cast("string"))',
-            'record = sf.struct(sf.coalesce(header("id"), place).alias("id"), '
+            'record = sf.struct(sf.coalesce(valid_text(header("id")), place).alias("id"), '
             + ", ".join(f'"{each}"' for each in (*COORDINATES, "key", "value", "headers"))
             + ")",
         )
@@ -182,11 +183,13 @@ class Streams:
                 made.add(f'return rows.where(sf.col("mqtt_topic").rlike({pattern}))')
         elif isinstance(source, StateStoreSource):
             made.add(
-                'rows = rows.select(record.alias("_record"), sf.col("key").cast("string").alias("state_key"), '
+                'key = valid_text(sf.col("key").cast("string"))',
+                'rows = rows.select(record.alias("_record"), key.alias("state_key"), '
                 'header("operation").alias("operation"), header("version").alias("version"), '
                 'sf.nullif(header("writer"), sf.lit("")).alias("writer"), '
                 'sf.timestamp_millis(header("expires-at").cast("bigint")).alias("expires_at"))',
-                f'rows = rows.where(sf.col("state_key").rlike({literal_text(glob_pattern(source.keys))}))',
+                'key = sf.col("_record.key").cast("string")',
+                f"rows = rows.where(key.rlike({literal_text(glob_pattern(source.keys))}))",
                 "return rows" if source.deletes else "return rows.where(\"operation = 'SET'\")",
             )
         else:
