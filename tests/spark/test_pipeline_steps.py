@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -13,17 +14,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.rows import data_columns, key_column, row_json, rows_of, windows_as_rows
+from penstock.pipelines.rows import change_rows, data_columns, key_column, row_json, rows_of, windows_as_rows
 from penstock.pipelines.sinks.delivery import letter_record, mark_unwritable
 from penstock.pipelines.sinks.one_pass import flattened, outcome, outcome_column
 from penstock.pipelines.sinks.statestore import key_changes
 from penstock.pipelines.spec.pipeline import PlanNode
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
+from penstock.pipelines.spec.sources import StateStoreSource
 from penstock.pipelines.spec.steps import Step, Window
 from penstock.pipelines.steps import parsing
 from penstock.pipelines.steps.expressions import literal, mark_failed_conditions, quoted
 from penstock.pipelines.steps.graph import build_stream, window_input
-from penstock.pipelines.steps.lookups import Lookup, WithLookup
+from penstock.pipelines.steps.lookups import Lookup, WithLookup, lookup_with
 from penstock.pipelines.steps.parsing import is_one_value_without_jar
 from penstock.pipelines.steps.windows import late_from_us
 
@@ -76,6 +78,15 @@ def test_an_id_that_is_not_a_text_is_in_hexadecimal(spark: SparkSession) -> None
     records = [("t", 0, 0, n, NOON, None, GOOD, [("id", given)]) for n, given in enumerate(ids)]
     found = rows_of(spark.createDataFrame(records, SOURCE)).orderBy("_source.offset").collect()
     assert [row["_id"] for row in found] == ["é", "FF01", "FE01", "610062", ""]
+
+
+def test_a_key_of_the_state_store_that_is_not_a_text_is_in_hexadecimal(spark: SparkSession) -> None:
+    records = [
+        ("changes", 1, 0, n, NOON, key, b"{}", [("operation", b"SET")]) for n, key in enumerate([b"a", b"a\xff", b"b"])
+    ]
+    source = StateStoreSource.model_validate({"format": "statestore", "tube_topic": "changes", "keys": "a*"})
+    found = change_rows(spark.createDataFrame(records, SOURCE), "s", source).orderBy("_source.offset").collect()
+    assert [(row["state_key"], row["_filtered"]) for row in found] == [("a", None), ("61FF", None), ("b", "s")]
 
 
 def test_ids_are_never_null_in_the_state_of_a_stream(spark: SparkSession) -> None:
@@ -713,6 +724,27 @@ def test_enrich_looks_up_rows_that_are_alive(spark: SparkSession, missing: str, 
         "note",
         "limits",
     }
+
+
+def test_a_key_and_a_field_that_are_not_utf8_are_not_looked_up(spark: SparkSession) -> None:
+    """A worker could not decode them, and their batch would be repeated forever."""
+
+    def get(keys: Collection[str], _lookup: Lookup) -> dict[str, bytes | None]:
+        return dict.fromkeys(keys, b'[{"id": "n", "low": 2.5}]')
+
+    def history(_name: str) -> Any:
+        raise AssertionError
+
+    values = [GOOD, GOOD.replace(b'"n"', b'"invalid"')]
+    invalid = {"name": "m", "map": {"compute": {"note": "IF(note = 'invalid', CAST(X'FF' AS STRING), note)"}}}
+    enrich = {"schema": "low DOUBLE", "match": {"id": "note"}, "missing": "pass"}
+    by_field = {"name": "f", "enrich": {**enrich, "key": "all", "as": "by_field"}}
+    by_key = {"name": "k", "enrich": {**enrich, "key": "limits/{note}", "as": "by_key"}}
+    made = steps(PARSE, invalid, by_field, by_key)
+    done = apply(rows(spark, *values), made, lookup_with(get, "here", history))
+    first, second = done.orderBy("_source.offset").collect()
+    assert (first["by_field"]["low"], first["by_key"]["low"], first["_dead"]) == (2.5, 2.5, None)
+    assert (second["by_field"], second["by_key"], second["_dead"]["code"]) == (None, None, "lookup.key")
 
 
 def test_a_key_has_instants_in_utc_and_is_null_with_a_null_in_it(spark: SparkSession) -> None:

@@ -134,7 +134,8 @@ _GIVEN_ID = "_given_id"
 def _as_text(given: Column) -> Column:
     """Return ``given`` if it is a text that all targets store, otherwise its bytes in hexadecimal.
 
-    In Kafka a header has any bytes. Programs do not read a table with such a text, nor do Python's functions.
+    A header of Kafka or a key of the state store may have any bytes. Programs do not read a table with such a text, nor
+    do Python's functions.
     """
     is_text = sf.is_valid_utf8(given) & ~given.contains("\0")
     return sf.when(is_text, given).otherwise(sf.hex(given.cast("binary")))
@@ -285,7 +286,10 @@ def json_text(value: Column, kind: DataType, *, nulls: bool = False) -> Column:
 
 
 def _has_microseconds(value: Column, kind: DataType) -> Column | None:
-    """Return the condition that a time in ``value`` is not a whole millisecond; None for a type without times."""
+    """Return the condition that a time in ``value`` is not a whole millisecond; None for a type without times.
+
+    Not the keys of maps: Spark writes their times as microseconds since 1970.
+    """
     if isinstance(kind, TimestampType | TimestampNTZType):
         return sf.pmod(sf.unix_micros(value.cast("timestamp")), sf.lit(1000)) != 0
     if isinstance(kind, ArrayType):
@@ -415,13 +419,13 @@ def change_rows(records: DataFrame, name: str, source: StateStoreSource) -> Data
     rows = rows_of(
         records,
         name,
-        sf.col("key").cast("string").alias("state_key"),
+        _as_text(sf.col("key").cast("string")).alias("state_key"),
         header(records, "operation").alias("operation"),
         header(records, "version").alias("version"),
         sf.nullif(header(records, "writer"), sf.lit("")).alias("writer"),
         sf.timestamp_millis(expires_ms).alias("expires_at"),
     )
-    wanted = sf.col("state_key").rlike(glob_pattern(source.keys))
+    wanted = sf.col("_source.key").cast("string").rlike(glob_pattern(source.keys))
     if not source.deletes:
         wanted = wanted & (sf.col("operation") == "SET")
     is_wanted = sf.coalesce(wanted, sf.lit(False))

@@ -133,7 +133,8 @@ class StateStoreSource(TubeOptions):
     """Read changes of a state store from the TubeMQ topic of `statestore.capture_topic` of its node.
 
     Every change is a record, in version order; its payload is the new value. Rows have the columns
-    ``state_key`` (text), ``operation`` (SET, DELETE), ``version``, ``writer`` and ``expires_at``.
+    ``state_key`` (text; in hexadecimal if it is not UTF-8 or has a zero byte), ``operation`` (SET, DELETE),
+    ``version``, ``writer`` and ``expires_at``.
     """
 
     format: Literal["statestore"] = Field(description="format of the source")

@@ -110,7 +110,8 @@ def enrich_step(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLoo
         lookup = lookup._replace(time="_at", history=history_of(name, enrich))
     found = with_lookup(keyed, lookup)
     with_value = found.withColumn("_json", from_json(sf.col("_found.value").cast("string"), schema))
-    failures = [
+    failures = [("lookup.key", sf.when(~sf.is_valid_utf8("_key"), sf.lit("the key is not UTF-8")))]
+    failures += [
         (code, sf.when(sf.col("_found.code") == code, sf.col("_found.reason")))
         for code in (UNAVAILABLE, NOT_JSON, *([TOO_LARGE, MISSING] if enrich.as_of is not None else []))
     ]
@@ -283,7 +284,7 @@ def lookup_with(get: GetValues, name: str, history: GetHistory) -> WithLookup:
             return _as_array(found)
 
         function = arrow_function(look, _RESULT)
-        return rows.withColumn(lookup.into, function(sf.col(lookup.key), sf.col(lookup.time)))
+        return rows.withColumn(lookup.into, function(_utf8(sf.col(lookup.key)), sf.col(lookup.time)))
 
     def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
         def look(keys: pa.Array[Any], wanted: pa.Array[Any]) -> pa.Array[Any]:
@@ -292,11 +293,16 @@ def lookup_with(get: GetValues, name: str, history: GetHistory) -> WithLookup:
             return _as_array(look_up_keys(get, name, lookup, texts, values))
 
         function = arrow_function(look, _RESULT)
-        columns = [sf.col(column).cast("string") for column in lookup.columns]
+        columns = [_utf8(sf.col(column).cast("string")) for column in lookup.columns]
         wanted = sf.array(*columns) if columns else sf.expr("CAST(array() AS array<string>)")
-        return rows.withColumn(lookup.into, function(sf.col(lookup.key), wanted))
+        return rows.withColumn(lookup.into, function(_utf8(sf.col(lookup.key)), wanted))
 
     return lambda rows, lookup: look_up_at(rows, lookup) if lookup.time else look_up(rows, lookup)
+
+
+def _utf8(text: Column) -> Column:
+    """Return ``text``, or null if it is not UTF-8, as Spark may have: Python could not decode it."""
+    return sf.when(sf.is_valid_utf8(text), text)
 
 
 def _as_array(found: Sequence[LookupResult]) -> pa.Array[Any]:
