@@ -445,15 +445,16 @@ def check_offset_in_range(offset: int, bounds: Bounds, partition: TopicPartition
         raise DataLossError(
             f"{partition}: offset {offset} is no longer stored (oldest: {bounds.oldest})",
             why="retention removed the records in between before they were read",
-            hint="increase the retention time, or set failOnDataLoss=false to continue at the oldest record and accept"
-            " the gap",
+            hint="increase the retention time, or set the source option failOnDataLoss=false to continue at the oldest"
+            " record and accept the gap",
         )
     if offset > round_down(bounds.end):
         raise DataLossError(
             f"{partition}: offset {offset} is beyond the end of the log ({bounds.end})",
             why="the broker lost its newest messages (a crash without durable acknowledgements, or an older copy of its"
             " data directory), or the offset belongs to another cluster",
-            hint="check the offset and the master, or set failOnDataLoss=false to wait until the log reaches it",
+            hint="check the offset and the master, or set the source option failOnDataLoss=false to wait until the log"
+            " reaches it",
         )
 
 
@@ -463,8 +464,8 @@ def replaced_log(partition: TopicPartition, offset: int, begin: int) -> DataLoss
         f"{partition}: offset {offset} belongs to a log that was replaced from offset {begin} on",
         why="the topic was deleted and created again, the data directory of its broker was replaced or restored from a"
         " backup, or the broker lost its newest messages in a crash",
-        hint=f"set failOnDataLoss=false to continue at offset {begin} of the present log and accept the loss of unread"
-        " records, or start anew with another checkpoint",
+        hint=f"set the source option failOnDataLoss=false to continue at offset {begin} of the present log and accept"
+        " the loss of unread records, or start with a new checkpoint",
     )
 
 
@@ -657,8 +658,8 @@ def check_data_stored(offset: int, mark: int | None, bounds: Bounds, partition: 
             f"{partition}: data from offset {offset} on is no longer stored (oldest offset {bounds.oldest}): "
             f"it begins at byte {mark} or later, and the oldest stored byte is {bounds.oldest_data}",
             why="retention removed the data before it was read",
-            hint="increase the retention time, or set failOnDataLoss=false to skip the missing records and accept the"
-            " gap",
+            hint="increase the retention time, or set the source option failOnDataLoss=false to skip the missing"
+            " records and accept the gap",
         )
 
 

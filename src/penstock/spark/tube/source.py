@@ -144,7 +144,7 @@ def selected(
         raise DataLossError(
             f"topic {gone[0]!r}, which matched subscribePattern, no longer exists",
             why="it was deleted with unread records",
-            hint="set failOnDataLoss=false to continue with the other topics",
+            hint="set the source option failOnDataLoss=false to continue with the other topics",
         )
     still = [partition for partition in required if partition.topic in matching]
     return tube.partitions(matching, required=still, max_age_s=max_age_s, announced=False)

@@ -641,7 +641,7 @@ def _uncountable(piece: Slice, offset: int) -> DataLossError:
     return DataLossError(
         f"{piece.partition}: the messages between offset {offset} and {piece.end} cannot be counted",
         why="the log ends before the first of these offsets: the broker lost its newest messages",
-        hint="check the broker's data directory; set failOnDataLoss=false to continue",
+        hint="check the broker's data directory; set the source option failOnDataLoss=false to continue",
     )
 
 
