@@ -135,14 +135,14 @@ def end_of_stream_not_required(patch: pytest.MonkeyPatch) -> None:
 
 PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     one_environment_not_replaced: (0, LOAD_FAULTS),
-    checksum_not_checked: (0, ("damage",)),
-    replaced_before_complete: (0, LOAD_FAULTS),
+    checksum_not_checked: (1, ("damage",)),
+    replaced_before_complete: (1, LOAD_FAULTS),
     position_ahead: (0, LOAD_FAULTS),
-    commits_of_transfer_lost: (0, LOAD_FAULTS),
-    replacement_not_completed: (3, LOAD_FAULTS),
-    moved_one_way: (3, LOAD_FAULTS),
+    commits_of_transfer_lost: (1, LOAD_FAULTS),
+    replacement_not_completed: (5, LOAD_FAULTS),
+    moved_one_way: (10, LOAD_FAULTS),
     load_not_repeated: (0, LOAD_FAULTS),
-    end_of_stream_not_required: (1, ("truncate", "reset")),
+    end_of_stream_not_required: (6, ("truncate", "reset")),
 }
 """For each bug a seed that finds it, and what happens to loads. The tests try this seed first; if it has become wrong,
 they take longer."""
