@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import socket
+from functools import cache
 
 __all__ = ["free_port", "free_ports"]
 
 EPHEMERAL = 32_768
 """Linux's first port for outgoing connections and for servers that ask for any: IANA's own range begins higher."""
 FIRST = 10_000
+BLOCK = 250
+"""Ports that belong to one process."""
 
 _random = random.SystemRandom()
 
@@ -17,11 +20,13 @@ _random = random.SystemRandom()
 def free_ports(count: int) -> list[int]:
     """``count`` ports of loopback that nobody uses, and that nobody gets by chance until their server starts.
 
-    A port that the kernel chose (port 0) can go to any connection in between, so these lie below its range.
+    A port that the kernel chose (port 0) can go to any connection in between, so these lie below its range, in a block
+    of this process: test processes run at the same time.
     """
+    first, _owner = _block()
     found: list[int] = []
     while len(found) < count:
-        port = _random.randrange(FIRST, EPHEMERAL)
+        port = _random.randrange(first, first + BLOCK)
         if port not in found and _is_free(port):
             found.append(port)
     return found
@@ -30,6 +35,22 @@ def free_ports(count: int) -> list[int]:
 def free_port() -> int:
     """One of :func:`free_ports`."""
     return free_ports(1)[0]
+
+
+@cache
+def _block() -> tuple[int, socket.socket]:
+    """Return the first port of a block that no other process has, and the socket whose name says so until it ends."""
+    blocks = list(range(FIRST, EPHEMERAL - BLOCK, BLOCK))
+    _random.shuffle(blocks)
+    for first in blocks:
+        owner = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            owner.bind(f"\0penstock-test-ports-{first}")
+        except OSError:
+            owner.close()
+        else:
+            return first, owner
+    raise OSError(f"all {len(blocks)} blocks of ports are in use by test processes")
 
 
 def _is_free(port: int) -> bool:
