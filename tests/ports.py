@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+from collections.abc import Iterator
 from functools import cache
+from itertools import cycle
 
 __all__ = ["free_port", "free_ports"]
 
 EPHEMERAL = 32_768
 """Linux's first port for outgoing connections and for servers that ask for any: IANA's own range begins higher."""
 FIRST = 10_000
-BLOCK = 250
+BLOCK = 500
 """Ports that belong to one process."""
 
 _random = random.SystemRandom()
@@ -21,12 +24,12 @@ def free_ports(count: int) -> list[int]:
     """``count`` ports of loopback that nobody uses, and that nobody gets by chance until their server starts.
 
     A port that the kernel chose (port 0) can go to any connection in between, so these lie below its range, in a block
-    of this process: test processes run at the same time.
+    of this process: test processes run at the same time. A port comes again after all others of the block.
     """
-    first, _owner = _block()
+    ports = _ports(os.getpid())
     found: list[int] = []
     while len(found) < count:
-        port = _random.randrange(first, first + BLOCK)
+        port = next(ports)
         if port not in found and _is_free(port):
             found.append(port)
     return found
@@ -38,8 +41,19 @@ def free_port() -> int:
 
 
 @cache
-def _block() -> tuple[int, socket.socket]:
-    """Return the first port of a block that no other process has, and the socket whose name says so until it ends."""
+def _ports(_pid: int) -> Iterator[int]:
+    """Return the ports of a block that no other process has, over and over; of each process of a test its own."""
+    first = _own_block()
+    ports = list(range(first, first + BLOCK))
+    _random.shuffle(ports)
+    return cycle(ports)
+
+
+_owners: list[socket.socket] = []
+"""The sockets whose names say that a block is in use, until their process ends."""
+
+
+def _own_block() -> int:
     blocks = list(range(FIRST, EPHEMERAL - BLOCK, BLOCK))
     _random.shuffle(blocks)
     for first in blocks:
@@ -49,7 +63,8 @@ def _block() -> tuple[int, socket.socket]:
         except OSError:
             owner.close()
         else:
-            return first, owner
+            _owners.append(owner)
+            return first
     raise OSError(f"all {len(blocks)} blocks of ports are in use by test processes")
 
 

@@ -9,6 +9,11 @@ import sys
 from tests.ports import BLOCK, free_ports
 
 
+def test_a_port_comes_again_after_all_others() -> None:
+    ports = free_ports(1) + [port for _ in range(BLOCK // 10) for port in free_ports(5)]
+    assert len(set(ports)) == len(ports)
+
+
 def test_two_processes_have_no_port_in_common() -> None:
     ours = free_ports(BLOCK // 2)
     command = [sys.executable, "-c", f"from tests.ports import free_ports; print(free_ports({BLOCK // 2}))"]
