@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,20 @@ async def test_each_change_is_recorded_with_its_caller_before_it_is_answered(
     assert f"--data-dir: {tmp_path / 'none'} is not a directory" in capsys.readouterr().err
 
 
+async def answer_to_add(
+    change: Callable[[Mapping[str, str], Caller], Awaitable[Mapping[str, object]]], directory: Path
+) -> tuple[int, str]:
+    """Status and text of the answer to :data:`ADD`, a ``change`` that is audited in a directory."""
+    trail = AuditTrail(directory)
+    server = HttpServer(master_app(list, Metrics(), audited(change, "master", trail, "token", lambda _: True)))
+    address = await server.start("http", Address("127.0.0.1", 0))
+    try:
+        status, _, text = await ask(address, ADD)
+    finally:
+        await server.close()
+    return status, text
+
+
 async def test_a_change_whose_reply_has_a_name_that_is_no_text_is_recorded(tmp_path: Path) -> None:
     """JSON can have half a surrogate pair, which UTF-8 cannot: without an entry, other rows would be hidden."""
     rows = [{"success": True, "errInfo": "OK"}, {"success": False, "errInfo": "topicName \ud800 is not valid"}]
@@ -78,13 +92,7 @@ async def test_a_change_whose_reply_has_a_name_that_is_no_text_is_recorded(tmp_p
     async def change(_: Mapping[str, str], __: Caller) -> Mapping[str, object]:
         return {"result": True, "errCode": 0, "errMsg": "OK", "data": rows}
 
-    trail = AuditTrail(tmp_path)
-    server = HttpServer(master_app(list, Metrics(), audited(change, "master", trail, "token", lambda _: True)))
-    address = await server.start("http", Address("127.0.0.1", 0))
-    try:
-        status, _, text = await ask(address, ADD)
-    finally:
-        await server.close()
+    status, text = await answer_to_add(change, tmp_path)
     assert (status, json.loads(text)["data"]) == (200, rows)
     (row,) = read_audit(tmp_path)
     assert (row["result"], row["failed"]) == (False, ["topicName \ud800 is not valid"])
@@ -96,13 +104,7 @@ async def test_a_change_that_the_disk_refuses_is_answered_and_recorded_with_the_
             "tube: the settings cannot be written", path="master", why="Input/output error", hint="restart"
         )
 
-    trail = AuditTrail(tmp_path)
-    server = HttpServer(master_app(list, Metrics(), audited(fail, "master", trail, "token", lambda _: True)))
-    address = await server.start("http", Address("127.0.0.1", 0))
-    try:
-        status, _, text = await ask(address, ADD)
-    finally:
-        await server.close()
+    status, text = await answer_to_add(fail, tmp_path)
     reason = "tube: the settings cannot be written; why: Input/output error; hint: restart"
     assert (status, json.loads(text)) == (500, {"result": False, "errCode": 500, "errMsg": reason})
     (row,) = read_audit(tmp_path)
