@@ -27,7 +27,7 @@ from penstock.node.config.template import Template
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.io.loop import CallLater
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.strings import PARTITIONS_PER_STORE
+from penstock.tube.codec.strings import partition_id
 from penstock.tube.record import Record
 
 __all__ = [
@@ -115,8 +115,7 @@ class TubeTarget:
         if partition is None:
             # The partition that producers choose, so that all writers use the same partition for a key.
             partitions, stores = self._shape()
-            store, number = divmod(zlib.crc32(record.key or b"") % (partitions * stores), partitions)
-            partition = store * PARTITIONS_PER_STORE + number
+            partition = partition_id(zlib.crc32(record.key or b"") % (partitions * stores), partitions)
         return partition, data, flag, msg_type
 
     def append(self, prepared: Any, done: Done) -> None:

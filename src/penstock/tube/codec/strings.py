@@ -39,6 +39,7 @@ __all__ = [
     "parse_bound",
     "parse_condition",
     "parse_failure",
+    "partition_id",
     "partition_ids",
     "query_of_group",
     "valid_group",
@@ -76,8 +77,14 @@ def valid_group(name: object) -> TypeGuard[str]:
 
 
 def partition_ids(partitions: int, stores: int) -> list[int]:
-    """Return the wire ids of a topic's partitions on one broker: store * 10000 + partition."""
-    return [store * PARTITIONS_PER_STORE + number for store in range(stores) for number in range(partitions)]
+    """Return the wire ids of a topic's partitions on one broker, which has so many ``partitions`` in each store."""
+    return [partition_id(index, partitions) for index in range(partitions * stores)]
+
+
+def partition_id(index: int, partitions: int) -> int:
+    """Return the wire id at ``index`` of :func:`partition_ids`: store * 10000 + partition."""
+    store, number = divmod(index, partitions)
+    return store * PARTITIONS_PER_STORE + number
 
 
 def ipv4_to_int(address: str) -> int:
