@@ -1,4 +1,5 @@
-"""A receiver of OTLP over HTTP for tests: keeps what it gets, and answers as it is told."""
+"""A receiver of OTLP over HTTP for tests: keeps what it gets, and answers as it is told. Exporters of this process have
+time for it, however busy the machine is."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from penstock.runtime.observability import otlp, telemetry
 from tests.http_server import Handler, HttpThread
 
 __all__ = ["OtlpReceiver", "ReceivedLine", "ReceivedMetric", "ReceivedSpan", "otlp_receiver"]
 
 
 _CUMULATIVE = 2
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ def _lines(request: ExportLogsServiceRequest) -> list[ReceivedLine]:
 def otlp_receiver() -> Iterator[OtlpReceiver]:
     """Run a receiver on a free port of loopback during the block."""
     receiver = OtlpReceiver()
+    arguments = otlp.Exports.arguments
 
     class _Handler(Handler):
         protocol_version = "HTTP/1.1"
@@ -212,4 +216,7 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     with HttpThread(server) as thread, pytest.MonkeyPatch.context() as patch:
         receiver.url = f"http://{thread.address}"
         patch.setenv("no_proxy", "127.0.0.1")  # the exporter uses the proxies of the environment
+        patch.setattr(otlp.Exports, "arguments", lambda exports: arguments(exports) | {"timeout": _PATIENCE_S})
+        for module in (otlp, telemetry):
+            patch.setattr(module, "CLOSE_S", _PATIENCE_S)
         yield receiver
