@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -34,6 +35,7 @@ __all__ = [
     "start_java_in_thread",
     "start_worker_in_thread",
     "suppress_client_logs",
+    "wait_for_java",
 ]
 
 _log = logging.getLogger(__name__)
@@ -144,6 +146,18 @@ def start_java_in_thread(
 
     threading.Thread(target=start, name="java").start()
     return started
+
+
+def wait_for_java(started: Future[None]) -> None:
+    """Wait until the JVM of :func:`start_java_in_thread` has started, and import what PySpark needs first meanwhile.
+
+    PySpark imports the module, and with it pandas, at its first call of Java (a quarter of a second).
+
+    Raises:
+        ConfigError: no Java, no pyspark, no jars, or an option that cannot work.
+    """
+    import_module("pyspark.testing.utils")
+    started.result()
 
 
 class Jars(TypedDict):

@@ -28,6 +28,7 @@ from penstock.pipelines.run.driver import (
     pipeline_session,
     start_worker_in_thread,
     suppress_client_logs,
+    wait_for_java,
 )
 from penstock.pipelines.run.errors import (
     BROKEN,
@@ -262,7 +263,7 @@ class _PipelineRun:
         if options.session is not None:
             return options.session()
         if options.java is not None:
-            options.java.result()
+            wait_for_java(options.java)
         jars = jars_of(self._pipeline, self._state)
         return pipeline_session(self._pipeline.name, options.spark_master, options.spark_conf, **jars)
 

@@ -115,8 +115,27 @@ def test_an_error_of_java_that_starts_earlier_is_one_of_the_session(monkeypatch:
         raise ConfigError("no Java")
 
     monkeypatch.setattr(driver, "start_java", fail)
+    started = driver.start_java_in_thread("water", "local[2]", None, delta=False)
     with pytest.raises(ConfigError, match="no Java"):
-        driver.start_java_in_thread("water", "local[2]", None, delta=False).result(timeout=60)
+        driver.wait_for_java(started)
+
+
+def test_the_modules_of_the_first_call_of_java_are_imported_while_it_starts() -> None:
+    """PySpark's own list decides: modules that any call with an argument imports, such as the first of a session."""
+    program = """
+import sys
+from concurrent.futures import Future
+from penstock.pipelines.run.driver import wait_for_java
+from pyspark.sql.types import NumpyScalarConverter
+
+started = Future()
+started.set_result(None)
+wait_for_java(started)
+before = set(sys.modules)
+NumpyScalarConverter().can_convert(1)
+print("pandas" in before, set(sys.modules) - before)
+"""
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "True set()"
 
 
 @pytest.mark.parametrize(
