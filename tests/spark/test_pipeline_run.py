@@ -470,7 +470,7 @@ def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Se
     assert asyncio.run(dead_letters.redrive(dead, [letter], setup.pipeline, setup.state)) == 1
     setup.run()
     assert setup.rows() == ["a", "broken"]
-    assert dead_letters.letter_states(dead)[letter.place].state is dead_letters.LetterState.REDRIVEN
+    assert dead_letters.status_of(dead_letters.letter_states(dead), letter).state is dead_letters.LetterState.REDRIVEN
     replay = plan_replay(setup.pipeline, tmp_path / "replay", None, None, live=False)
     options = running.RunOptions(
         available_now=True, span=replay.span, lease=replay.lease, redriven=dead_letters.redriven_copies(dead)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -430,6 +431,71 @@ def test_the_life_of_a_dead_letter(run: RecordedRun, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "1 letter would be deleted\n"
     assert main(command("correct", "--id", "id-1")) == 2
     assert "set one of --value TEXT and --value-file FILE" in capsys.readouterr().err
+
+
+def test_a_redrive_of_one_step_sends_the_letters_of_other_steps_with_the_same_records(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are the same record in the source: a dedupe before a step that the record does not name would drop it."""
+    run.file.write_text(run.file.read_text().replace("{topics: [t]}", "{format: files, path: in}"))
+    run.commit("dead", 2, [letter(7, step="sink:rows"), letter(7, step="sink:panel"), letter(8, step="sink:panel")])
+
+    def command(name: str, *options: str) -> list[str]:
+        return ["pipeline", "dead-letter", name, str(run.file), *options]
+
+    assert main(command("discard", "--id", "id-8", "--step", "sink:panel")) == 0
+    assert main(command("discard", "--id", "id-7", "--step", "sink:panel")) == 0
+    state = ("--state-dir", str(run.state))
+    capsys.readouterr()
+    assert main(command("redrive", "--step", "sink:rows", "--dry-run", *state)) == 0
+    assert capsys.readouterr() == ("1 letter would be sent again\n", "")
+    assert main(command("reopen", "--id", "id-7")) == 0
+    capsys.readouterr()
+    assert main(command("redrive", "--step", "sink:rows", *state)) == 0
+    assert capsys.readouterr() == (
+        "2 letters sent again\n",
+        "1 letter of other steps is sent with the same records\n",
+    )
+    (path,) = (run.state / "inbox" / "source").glob("*.jsonl")
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
+    headers = {name: base64.b64decode(value) for name, value in line["headers"]}
+    assert headers[REDRIVE_STEP] == b"sink:rows,sink:panel"
+    assert main(command("show", "--all", "--json")) == 0
+    assert [(each["id"], each["state"]) for each in lines(capsys)] == [
+        ("id-0", "open"),
+        ("id-1", "open"),
+        ("id-7", "redriven"),
+        ("id-7", "redriven"),
+        ("id-8", "discarded"),
+    ]
+
+
+def test_a_letter_that_failed_again_is_corrected_and_sent_once(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(run.root / "dead" / "_redriven" / "1.json", {"places": [("t", 1, 0, 28)]})
+    again = [{"key": "id", "value": b"id-1"}, {"key": REDRIVE, "value": b"1"}]
+    run.commit("dead", 2, [letter(9, headers=again) | {"id": "id-1"}])
+
+    def command(name: str, *options: str) -> list[str]:
+        return ["pipeline", "dead-letter", name, str(run.file), "--id", "id-1", *options]
+
+    def states() -> list[object]:
+        assert main(command("show", "--json")) == 0
+        return [line["state"] for line in lines(capsys)]
+
+    assert states() == ["redriven", "open"]
+    assert main(command("redrive", "--repeat", "--dry-run")) == 0
+    assert capsys.readouterr().out == "1 letter would be sent again\n"
+    assert main(command("correct", "--value", '{"x": 7}')) == 0
+    assert capsys.readouterr().out == "1 letter is corrected\n"
+    assert states() == ["redriven", "corrected"]
+    write_json(run.root / "dead" / "_redriven" / f"{time.time_ns()}.json", {"places": [("t", 1, 0, 9 * 28)]})
+    assert main(command("redrive", "--repeat", "--dry-run")) == 0
+    assert capsys.readouterr().out == "1 letter would be sent again\n"
+    assert main(command("correct", "--value", '{"x": 8}')) == 0
+    assert capsys.readouterr().out == "1 letter is corrected\n"
+    assert states() == ["redriven", "corrected"]
 
 
 def test_a_dry_run_of_redrive_sends_nothing(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:

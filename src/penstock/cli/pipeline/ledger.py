@@ -487,18 +487,33 @@ def _to_redrive(
     path: StoragePath, pipeline: Pipeline, step: str | None, only: list[str] | None, *, resend: bool
 ) -> list[DeadLetter]:
     """Return the letters to send again; note which of the selected ones are not."""
-    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, status_of
+    from penstock.pipelines.ledger.dead_letters import (
+        LetterState,
+        failed_again,
+        letter_states,
+        letters,
+        of_same_records,
+        status_of,
+    )
 
     states = letter_states(path)
-    found = _chosen(list(letters(path)), pipeline, step, only)
+    every = list(letters(path))
+    found = _chosen(every, pipeline, step, only)
     made = _derived_rows(pipeline)
     wanted = [letter for letter in found if letter.source not in made]
+    sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
+    older = failed_again(every)
+
+    def is_sendable(letter: DeadLetter) -> bool:
+        state = status_of(states, letter).state
+        # The newer letter has the same record.
+        return state in sendable and not (state is LetterState.REDRIVEN and (letter.place, letter.step) in older)
+
     for kind, reason in _NOT_SENT.items():
         kept = sum(made.get(letter.source) == kind for letter in found)
         if kept:
             note(f"{_letters(kept)} of {kind}s {'is' if kept == 1 else 'are'} not sent: {reason}")
-    sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
-    chosen = [letter for letter in wanted if status_of(states, letter).state in sendable]
+    chosen = [letter for letter in wanted if is_sendable(letter)]
     if only and len(chosen) < len(wanted):
         left_out = {status_of(states, letter).state for letter in wanted if letter not in chosen}
         count = _letters(len(wanted) - len(chosen))
@@ -507,7 +522,10 @@ def _to_redrive(
         else:
             found_as = ", ".join(sorted(left_out))
             note(f"{count} not sent: {found_as}; `penstock pipeline dead-letter reopen` opens it")
-    return chosen
+    records = of_same_records(chosen, (letter for letter in every if letter.source not in made and is_sendable(letter)))
+    if others := len(records) - len(chosen):
+        note(f"{_letters(others)} of other steps {'is' if others == 1 else 'are'} sent with the same records")
+    return records
 
 
 @app.add("penstock pipeline dead-letter correct line3.yaml --id 5f2c --value-file fixed", name="correct")
@@ -525,7 +543,14 @@ def dead_correct(
 
     A note says if the letter's parse step would reject the payload again, as far as this is known without Spark.
     """
-    from penstock.pipelines.ledger.dead_letters import LetterState, letters, set_state
+    from penstock.pipelines.ledger.dead_letters import (
+        LetterState,
+        failed_again,
+        letter_states,
+        letters,
+        set_state,
+        status_of,
+    )
     from penstock.pipelines.spec.columns import rejection
 
     if (value is None) == (value_file is None):
@@ -534,7 +559,10 @@ def dead_correct(
         )
     payload = input_bytes("pipeline dead-letter correct", "TEXT", value, value_file)
     path, pipeline = _dead_letters(file)
-    chosen = _chosen(list(letters(path)), pipeline, None, [one])
+    every = list(letters(path))
+    older, states = failed_again(every), letter_states(path)
+    newest = [letter for letter in _chosen(every, pipeline, None, [one]) if (letter.place, letter.step) not in older]
+    chosen = [letter for letter in newest if not status_of(states, letter).state.is_closed] or newest
     made = _derived_rows(pipeline)
     if all(letter.source in made for letter in chosen):
         raise ConfigError(

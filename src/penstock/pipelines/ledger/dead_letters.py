@@ -3,10 +3,10 @@
 A dead letter stores the unchanged record: value, key and headers. A redriven record has the same id, and a header with
 the number of redrives, so that a dedupe accepts it. If only parts of a record (rows of an explode step) are dead
 letters, another header names them, and the redriven record makes only these rows. A record that several sinks rejected
-is sent once, with the steps of all of them. A TubeMQ record is sent to its topic;
-a record of a file is written to a file in the source's inbox, which is read like the others. Redriven records are
-listed in files next to the table after TubeMQ or the disk has acknowledged them: a crash in between may redrive a
-record twice, but never loses it.
+is sent once, with the steps of all of them: each dedupe accepts it for the steps that the header names. A TubeMQ record
+is sent to its topic; a record of a file is written to a file in the source's inbox, which is read like the others.
+Redriven records are listed in files next to the table after TubeMQ or the disk has acknowledged them: a crash in
+between may redrive a record twice, but never loses it.
 
 A record of Kafka is appended to its partition, if the source permits it. Each copy has a header with an id of its own,
 which is stored before, with the ends of the partitions: after a crash, the next redrive looks for the ids behind these
@@ -15,7 +15,8 @@ table is active. If records behind these ends were deleted, it stops: the user d
 
     <table>/_redriven/<time>.json     coordinates of redriven records, with their times, parts and sources, and of their
                                       copies, with the ids of the copies' topics of Kafka
-    <table>/_states/<time>.json       other changes of state: corrected, resolved, discarded, reopened
+    <table>/_states/<time>.json       other changes of state: corrected, resolved, discarded, reopened; each is
+                                      one of the letters of the named steps
     <table>/_sending/<source>.json    records that are being appended to Kafka; removed when they are listed
 """
 
@@ -26,7 +27,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -69,9 +70,12 @@ from penstock.tube.record import Record
 __all__ = [
     "DeadLetter",
     "LetterState",
+    "LetterStates",
     "LetterStatus",
+    "failed_again",
     "letter_states",
     "letters",
+    "of_same_records",
     "purge",
     "redrive",
     "redriven",
@@ -81,6 +85,7 @@ __all__ = [
     "warning_of_copies",
 ]
 
+Key = TypeVar("Key")
 Known = TypeVar("Known")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -144,11 +149,32 @@ class DeadLetter(NamedTuple):
 
     @property
     def place(self) -> RecordPart:
-        """The record and the part of it, which have one state."""
+        """The record and the part of it."""
         at = self.timestamp
         # Rows of a table have times without a zone.
         at_us = None if at is None else (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
         return RecordPart(self.coordinates, self.part, self.source, at_us)
+
+
+class _LetterKey(NamedTuple):
+    """The record or part of a letter, and the step that rejected it; an empty step is any step."""
+
+    place: RecordPart
+    step: str
+
+    def less_specific(self) -> tuple[_LetterKey, ...]:
+        """Return this key as older versions knew it, with the most specific one first, which is this key."""
+        return tuple(
+            dict.fromkeys(
+                self._replace(place=place, step=step)
+                for step in (self.step, "")
+                for place in self.place.less_specific()
+            )
+        )
+
+
+LetterStates = Mapping[_LetterKey, LetterStatus]
+"""States of letters; use :func:`status_of`."""
 
 
 def letters(path: StoragePath) -> Iterator[DeadLetter]:
@@ -176,31 +202,34 @@ def _letter(row: dict[str, Any]) -> DeadLetter:
     return DeadLetter(**values | {name: values[name] or "" for name in ("code", "source")})
 
 
-def letter_states(path: StoragePath) -> dict[RecordPart, LetterStatus]:
+def letter_states(path: StoragePath) -> LetterStates:
     """Return the states of the dead letters in the table at ``path`` that are no longer open, or were corrected.
 
-    Use :func:`status_of` to find that of a letter: states that older versions stored are those of any source, and of
-    any record with the offset.
+    Use :func:`status_of` to find that of a letter: states that older versions stored are those of any source, any
+    record with the offset, and any step.
     """
-    found: dict[RecordPart, LetterStatus] = {}
-    named: dict[RecordPart, dict[RecordPart, None]] = {}
+    found: dict[_LetterKey, LetterStatus] = {}
+    named: dict[_LetterKey, dict[_LetterKey, None]] = {}
     # The last change is valid.
     for note in _notes(path):
         state = _state_of(note)
         value = None if note.get("value") is None else base64.b64decode(note["value"])
-        for noted in _places(note):
+        # A redriven record is that of all its letters.
+        steps = None if state is LetterState.REDRIVEN else note.get("steps")
+        places = _places(note)
+        for noted in map(_LetterKey, places, steps or [""] * len(places)):
             for known in noted.less_specific():
                 named.setdefault(known, {})[noted] = None
-            for place in named[noted]:
-                before = _known(found, place)
+            for key in named[noted]:
+                before = _known(found, key.less_specific())
                 # A corrected letter that was redriven is redriven again with the same payload.
                 kept = before.value if before is not None and state is LetterState.REDRIVEN else None
-                found[place] = LetterStatus(state, kept if value is None else value)
+                found[key] = LetterStatus(state, kept if value is None else value)
     # A letter that was opened again stays open if an older version has closed it without its source or its time.
     return {
-        place: status
-        for place, status in found.items()
-        if status.state is not LetterState.OPEN or any(known in found for known in place.less_specific()[1:])
+        key: status
+        for key, status in found.items()
+        if status.state is not LetterState.OPEN or any(known in found for known in key.less_specific()[1:])
     }
 
 
@@ -219,21 +248,51 @@ def _state_of(note: Mapping[str, Any]) -> LetterState:
     return LetterState(note.get("state", LetterState.REDRIVEN))
 
 
-def status_of(states: Mapping[RecordPart, LetterStatus], letter: DeadLetter) -> LetterStatus:
+def status_of(states: LetterStates, letter: DeadLetter) -> LetterStatus:
     """Return the state of ``letter``, as :func:`letter_states` has it."""
-    return _known(states, letter.place) or LetterStatus(LetterState.OPEN)
+    return _known(states, _LetterKey(letter.place, letter.step).less_specific()) or LetterStatus(LetterState.OPEN)
 
 
-def _known(found: Mapping[RecordPart, Known], place: RecordPart) -> Known | None:
-    """Return what is known of ``place``, or of any record with its coordinates."""
-    return next((found[known] for known in place.less_specific() if known in found), None)
+def _known(found: Mapping[Key, Known], keys: Iterable[Key]) -> Known | None:
+    """Return what is known of the first of ``keys`` of which something is known."""
+    return next((found[key] for key in keys if key in found), None)
+
+
+def of_same_records(chosen: Sequence[DeadLetter], others: Iterable[DeadLetter]) -> list[DeadLetter]:
+    """Return ``chosen``, and those of ``others`` that are letters of the same records or parts.
+
+    Several steps and sinks can reject a record. It is redriven once, for all of them.
+    """
+    places = {letter.place for letter in chosen}
+    known = {(letter.place, letter.step) for letter in chosen}
+    return [*chosen, *(each for each in others if each.place in places and (each.place, each.step) not in known)]
+
+
+def failed_again(every: Iterable[DeadLetter]) -> set[tuple[RecordPart, str]]:
+    """Return place and step of the letters of which ``every`` has a newer one: that of the redriven record, which has
+    the same id."""
+    by_id: dict[tuple[str, str], list[DeadLetter]] = {}
+    for letter in every:
+        by_id.setdefault((letter.source, letter.id), []).append(letter)
+    return {
+        (letter.place, letter.step)
+        for same in by_id.values()
+        for letter in same
+        if any(_redrives_of(letter) < _redrives_of(newer) and _overlap(letter.part, newer.part) for newer in same)
+    }
+
+
+def _overlap(part: str | None, newer: str | None) -> bool:
+    """Return True if one of two parts of a record has the other; None is the whole record."""
+    return part is None or newer is None or f"{newer}.".startswith(f"{part}.") or f"{part}.".startswith(f"{newer}.")
 
 
 def set_state(path: StoragePath, chosen: Sequence[DeadLetter], state: LetterState, value: bytes | None = None) -> None:
     """Store that the letters ``chosen`` have ``state``; ``value`` is the payload of a corrected letter."""
     if not chosen:
         return
-    note: dict[str, Any] = {"state": state, **_as_json([letter.place for letter in chosen])}
+    places = _as_json([letter.place for letter in chosen])
+    note: dict[str, Any] = {"state": state, **places, "steps": [letter.step for letter in chosen]}
     if value is not None:
         note["value"] = base64.b64encode(value).decode()
     write_json(path / _STATES / f"{time.time_ns()}.json", note)
@@ -312,7 +371,7 @@ def warning_of_copies(path: StoragePath, inputs: Mapping[str, Source], span: Rep
     repeated = [
         copied_ms
         for letter in letters(path)
-        if (copied_ms := _known(since, letter.place)) is not None
+        if (copied_ms := _known(since, letter.place.less_specific())) is not None
         and isinstance(inputs.get(letter.source or next(iter(inputs))), TubeOptions | KafkaSource)
         and not _is_before(letter, span.begin)
         and (span.end == "latest" or _is_before(letter, span.end))
@@ -434,7 +493,7 @@ def _list_redriven(
     write_json(path / _REDRIVEN / f"{at_ns or time.time_ns()}.json", note)
 
 
-def _corrected(letter: DeadLetter, states: Mapping[RecordPart, LetterStatus]) -> DeadLetter:
+def _corrected(letter: DeadLetter, states: LetterStates) -> DeadLetter:
     """Return ``letter`` with its corrected payload, if it has one."""
     value = status_of(states, letter).value
     return letter if value is None else letter._replace(value=value)
@@ -452,9 +511,8 @@ class _RedrivenRecord(NamedTuple):
     def headers(self) -> list[tuple[str, bytes]]:
         """The headers of the record, with the number of redrives, the steps that rejected it, and its parts."""
         letter = self.letter
-        times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
         kept = [(name, value) for name, value in letter.headers if name not in _REDRIVE_HEADERS]
-        marks = [(REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, ",".join(self.steps).encode())]
+        marks = [(REDRIVE, b"%d" % (_redrives_of(letter) + 1)), (REDRIVE_STEP, ",".join(self.steps).encode())]
         parts = [part for place in self.places for part in _parts_to_make(letter, place.part)]
         return [*kept, *marks, *([(REDRIVE_PARTS, ",".join(parts).encode())] if parts else [])]
 
@@ -471,6 +529,11 @@ class _RedrivenRecord(NamedTuple):
 
 
 _REDRIVE_HEADERS = frozenset({REDRIVE, REDRIVE_STEP, REDRIVE_PARTS, REDRIVE_ID})
+
+
+def _redrives_of(letter: DeadLetter) -> int:
+    """Return how often the record of ``letter`` had been redriven."""
+    return max((int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()), default=0)
 
 
 def _listed(letter: DeadLetter, header: str) -> list[str]:
@@ -753,7 +816,7 @@ def _states_since(path: StoragePath, at_ns: int) -> dict[RecordPart, LetterState
 def _state_since(later: Mapping[RecordPart, LetterState], place: RecordPart) -> LetterState | None:
     """Return the state of ``place`` in ``later``; None if it was not changed. An older version stored a place without
     the time of its record."""
-    if (found := _known(later, place)) is not None or place.at_us is not None:
+    if (found := _known(later, place.less_specific())) is not None or place.at_us is not None:
         return found
     return next((state for each, state in later.items() if each._replace(at_us=None) == place), None)
 

@@ -16,8 +16,10 @@ from penstock.pipelines.ledger.dead_letters import (
     _check_parts,
     _corrected,
     _records,
+    failed_again,
     letter_states,
     letters,
+    of_same_records,
     purge,
     redrive,
     redriven,
@@ -112,13 +114,11 @@ def test_the_last_change_of_a_letter_is_its_state(tmp_path: Path) -> None:
     set_state(dead, [first], LetterState.CORRECTED, b'{"x": 1}')
     set_state(dead, [first, second], LetterState.DISCARDED)
     set_state(dead, [first], LetterState.CORRECTED, b'{"x": 2}')
-    assert letter_states(dead) == {
-        first.place: LetterStatus(LetterState.CORRECTED, b'{"x": 2}'),
-        second.place: LetterStatus(LetterState.DISCARDED),
-    }
+    assert status_of(letter_states(dead), first) == LetterStatus(LetterState.CORRECTED, b'{"x": 2}')
+    assert status_of(letter_states(dead), second) == LetterStatus(LetterState.DISCARDED)
     assert _corrected(first, letter_states(dead)).value == b'{"x": 2}'
     set_state(dead, [second], LetterState.OPEN)
-    assert second.place not in letter_states(dead)
+    assert status_of(letter_states(dead), second) == LetterStatus(LetterState.OPEN)
     # Redriven with the corrected payload, with which it would be redriven again.
     write_json(dead / "_redriven" / f"{10**20}.json", {"places": [first.coordinates], "copies": [["t", 1, 0, 560]]})
     assert status_of(letter_states(dead), first) == LetterStatus(LetterState.REDRIVEN, b'{"x": 2}')
@@ -169,7 +169,12 @@ def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_pa
     ]
     assert [each.places for each in sent] == [(first.place, second.place), (third.place,)]
     set_state(dead, [second], LetterState.CORRECTED, b"{}")
-    assert letter_states(dead) == {second.place: LetterStatus(LetterState.CORRECTED, b"{}")}
+    states = letter_states(dead)
+    assert [status_of(states, each) for each in (first, second, third)] == [
+        LetterStatus(LetterState.OPEN),
+        LetterStatus(LetterState.CORRECTED, b"{}"),
+        LetterStatus(LetterState.OPEN),
+    ]
     corrected = [_corrected(each, letter_states(dead)) for each in (first, second)]
     assert [each.letter.value for each in _records(corrected, {})] == [first.value, b"{}"]
     places = [["t", 1, 0, 7 * 28, "each.1"], ["t", 1, 0, 7 * 28, "each.2.inner.0"]]
@@ -184,7 +189,12 @@ def test_parts_of_a_record_have_states_of_their_own_and_are_sent_together(tmp_pa
     copy = RedrivenCopy(("t", 1, 0, 560), "judged")
     assert redriven_copies(dead) == {first.place: copy, second.place: copy}
     assert redriven(dead) == {first.coordinates}
-    assert letter_states(dead).keys() == {first.place, second.place}
+    states = letter_states(dead)
+    assert [status_of(states, each).state for each in (first, second, third)] == [
+        LetterState.REDRIVEN,
+        LetterState.REDRIVEN,
+        LetterState.OPEN,
+    ]
     assert purge(dead, [first]) == 1
     assert [each.part for each in letters(dead)] == [None, None, "each.2.inner.0", "each.3"]
 
@@ -397,9 +407,8 @@ def test_a_letter_of_kafka_is_sent_once_whenever_a_redrive_crashes(
         (letter.id.encode(), b"1", b"parsed") for letter in chosen
     ]
     assert len({each[REDRIVE_ID] for each in headers}) == 2
-    assert {place: status.state for place, status in letter_states(path).items()} == {
-        letter.place: LetterState.REDRIVEN for letter in chosen
-    }
+    states = letter_states(path)
+    assert {status_of(states, letter).state for letter in chosen} == {LetterState.REDRIVEN}
     assert redriven_copies(path) == {
         letter.place: RedrivenCopy(("t", 0, 0, 100 + n), "parsed", "first") for n, letter in enumerate(chosen)
     }
@@ -630,3 +639,54 @@ def test_what_was_decided_after_a_redrive_of_an_older_version_is_valid(
     assert [each.value for each in topic.records] == [first.value, second.value, b"corrected"]
     states = letter_states(path)
     assert [status_of(states, each).state for each in chosen] == [LetterState.RESOLVED, LetterState.REDRIVEN]
+
+
+def test_letters_of_one_record_have_states_of_their_own_and_are_redriven_together(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7, step=step) for step in ("sink:ones", "sink:twos")])
+    dead = tmp_path / "dead"
+    *others, ones, twos = letters(dead)
+
+    def states() -> list[LetterState]:
+        found = letter_states(dead)
+        return [status_of(found, each).state for each in (ones, twos)]
+
+    set_state(dead, [ones], LetterState.DISCARDED)
+    assert states() == [LetterState.DISCARDED, LetterState.OPEN]
+    set_state(dead, [ones], LetterState.OPEN)
+    assert states() == [LetterState.OPEN, LetterState.OPEN]
+    assert of_same_records([ones], [*others, ones, twos]) == [ones, twos]
+    # Older versions store no step: their changes are those of all letters of the record.
+    write_json(dead / "_states" / f"{10**20}.json", {"state": "resolved", "places": [list(ones.coordinates)]})
+    assert states() == [LetterState.RESOLVED, LetterState.RESOLVED]
+    note = {"state": "open", **dead_letters._as_json([twos.place]), "steps": [twos.step]}
+    write_json(dead / "_states" / f"{10**20 + 1}.json", note)
+    assert states() == [LetterState.RESOLVED, LetterState.OPEN]
+    write_json(dead / "_redriven" / f"{10**20 + 2}.json", dead_letters._as_json([twos.place]) | {"steps": [twos.step]})
+    assert states() == [LetterState.REDRIVEN, LetterState.REDRIVEN]
+
+
+@pytest.mark.parametrize(
+    ("part", "newer", "older"),
+    [
+        (None, None, [7]),
+        (None, "a.1", [7]),
+        ("a.1", None, [7]),
+        ("a.1", "a.1", [7]),
+        ("a.1", "a.1.b.0", [7]),
+        ("a.1", "a.10", []),
+        ("a.1.b.0", "a.1", [7]),
+        ("a.1", "a.2", []),
+    ],
+)
+def test_a_letter_whose_record_was_redriven_and_failed_again_is_known(
+    tmp_path: Path, part: str | None, newer: str | None, older: list[int]
+) -> None:
+    run = RecordedRun(tmp_path)
+    again = [{"key": "id", "value": b"id-7"}, {"key": REDRIVE, "value": b"1"}]
+    rows = [letter(7) | {"part": part}, letter(9, headers=again) | {"part": newer, "id": "id-7"}]
+    run.commit("dead", 2, rows)
+    dead = tmp_path / "dead"
+    assert failed_again(letters(dead)) == {
+        (each.place, each.step) for each in letters(dead) if each.offset in [number * 28 for number in older]
+    }
