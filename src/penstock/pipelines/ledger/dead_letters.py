@@ -46,6 +46,7 @@ from penstock.pipelines.spec.values import (
     REDRIVE_STEP,
     SOURCE_LOGIN,
     names_setting,
+    sink_letter,
 )
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.layout import (
@@ -422,9 +423,9 @@ async def redrive(
     since. ``tell`` is called with remarks.
 
     Raises:
-        ConfigError: ``pipeline`` no longer has the source, the topic or the explode step of a dead letter, the source
-            is read-only, a topic is compacted, or the source reads files and ``state`` is in a bucket; nothing was
-            sent.
+        ConfigError: ``pipeline`` no longer has the source, the topic or the explode step of a dead letter, or its step
+            after a dedupe or deadband, the source is read-only, a topic is compacted, or the source reads files and
+            ``state`` is in a bucket; nothing was sent.
         DataLossError: it is unknown what an interrupted redrive has sent; nothing was sent.
         PenstockError: a record was not acknowledged; none is listed as redriven, so all of them may be sent again.
     """
@@ -448,6 +449,7 @@ async def redrive(
         elif isinstance(source, KafkaSource):
             _check_topics(name, source, {letter.topic for letter in found}, tell)
     _check_parts(chosen, pipeline)
+    _check_steps(chosen, pipeline)
     since_ms = time.time_ns() // 1_000_000
     states = letter_states(path)
     after = steps_after(pipeline)
@@ -601,6 +603,28 @@ def _check_parts(letters: Sequence[DeadLetter], pipeline: Pipeline) -> None:
                     why=f"it made the part {letter.part} of the record {letter.id!r}",
                     hint="give the step its former name, or close the letter (penstock pipeline dead-letter resolve)",
                 )
+
+
+def _check_steps(letters: Sequence[DeadLetter], pipeline: Pipeline) -> None:
+    """Refuse a step that is not in the file, if its records would be dropped as those that were seen before.
+
+    A parse step precedes dedupes and deadbands. A sink with a new name has read the record itself.
+    """
+    seen_by = next((step for step in pipeline.steps if step.kind in {"dedupe", "deadband"}), None)
+    if seen_by is None:
+        return
+    known = {step.name for step in pipeline.steps}
+    for letter in letters:
+        precedes = letter.code.startswith(("parse.", "schema.", "sparkplug."))
+        if not (precedes or letter.step in known or letter.step.startswith(sink_letter(""))):
+            raise ConfigError(
+                f"the step {letter.step!r} of a dead letter is not in the file",
+                option="steps",
+                why=f"the {seen_by.kind} step {seen_by.name!r} has seen the record {letter.id!r}, and accepts it again "
+                "only for a step that rejected it",
+                hint="give the step its former name until the redriven records have been processed, or close the "
+                "letter (penstock pipeline dead-letter resolve)",
+            )
 
 
 def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from penstock.pipelines.ledger.dead_letters import (
     LetterState,
     LetterStatus,
     _check_parts,
+    _check_steps,
     _corrected,
     _records,
     failed_again,
@@ -280,6 +282,37 @@ def test_a_record_that_fails_earlier_than_before_is_still_awaited_by_the_steps_t
     run.commit("dead", 2, [letter(7, step=step, headers=[{"key": REDRIVE_STEP, "value": b"one,two"}])])
     (sent,) = _records([list(letters(tmp_path / "dead"))[-1]], after)
     assert dict(sent.headers)[REDRIVE_STEP] == steps
+
+
+ONCE = """\
+name: plain
+source: {topics: [t]}
+steps:
+  - {name: parsed, parse: {schema: a STRING}}
+  - {name: once, dedupe: {within: 1 day}}
+  - {name: judged, filter: a > 1}
+sinks: [{name: rows, table: {path: rows}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "text", "is_refused"),
+    [
+        ("checked", "expression.failed", ONCE, True),
+        ("checked", "expression.failed", ONCE.replace("dedupe: {within: 1 day}", "map: {compute: {b: a}}"), False),
+        ("judged", "expression.failed", ONCE, False),
+        ("read", "parse.not_json", ONCE, False),
+        ("sink:former", "sink.key", ONCE, False),
+    ],
+)
+def test_a_letter_of_a_renamed_step_is_not_sent_if_a_dedupe_would_drop_its_record(
+    tmp_path: Path, step: str, code: str, text: str, is_refused: bool
+) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7, step=step) | {"code": code}])
+    chosen = list(letters(tmp_path / "dead"))[-1:]
+    with pytest.raises(ConfigError, match="'checked' of a dead letter is not in") if is_refused else nullcontext():
+        _check_steps(chosen, parse(text))
 
 
 def test_a_part_of_an_unknown_explode_step_is_not_sent(tmp_path: Path) -> None:
