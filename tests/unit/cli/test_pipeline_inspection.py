@@ -498,6 +498,15 @@ def test_a_letter_that_failed_again_is_corrected_and_sent_once(
     assert states() == ["redriven", "corrected"]
 
 
+def test_ids_and_reasons_of_letters_are_escaped(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """They may have bytes of a producer, which could control the terminal."""
+    run.commit("dead", 2, [letter(9, reason="panel/\x1b]0;title\x07 is not a valid topic") | {"id": "\x1b[2J"}])
+    assert main(["pipeline", "dead-letter", "show", str(run.file), "--step", "parsed"]) == 0
+    shown = capsys.readouterr().out
+    assert "\\x1b[2J: parsed: panel/\\x1b]0;title\\x07 is not a valid topic" in shown
+    assert "\x1b" not in shown
+
+
 def test_a_dry_run_of_redrive_sends_nothing(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "dead-letter", "redrive", str(run.file), "--dry-run"]) == 0
     assert capsys.readouterr().out == "2 letters would be sent again\n"

@@ -19,6 +19,7 @@ import typer
 from penstock.cli.options import Commands, DryRun, Json, Watch, Yes, confirmed, duration_option, input_bytes, repeat
 from penstock.cli.output import (
     bytes_fields,
+    escape,
     note,
     print_error,
     print_json,
@@ -435,7 +436,7 @@ def dead_show(
         state = "" if status.state is LetterState.OPEN else f" ({status.state.value})"
         code = f" ({letter.code})" if letter.code else ""
         part = "" if letter.part is None else f", part {letter.part}"
-        sys.stdout.write(f"{letter.id}{part}: {letter.step}: {letter.reason}{code}{state}\n")
+        sys.stdout.write(f"{escape(letter.id)}{part}: {letter.step}: {escape(letter.reason)}{code}{state}\n")
         at = "" if letter.timestamp is None else f", {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC"
         sys.stdout.write(f"  {_place(letter, pipeline)}{at}\n")
         for name, value in letter.headers:
