@@ -341,6 +341,9 @@ def test_dead_letters_of_a_replay(run: RecordedRun, tmp_path: Path, capsys: pyte
         assert len(lines(capsys)) == count
         assert main(["pipeline", "dead-letter", command, str(run.file), "--json"]) == 0
         assert lines(capsys) == []
+    assert main(["pipeline", "dead-letter", "list", str(run.file), "--into", str(into)]) == 0
+    said = capsys.readouterr().err
+    assert said == f"show the records: penstock pipeline dead-letter show {run.file} --into {into}\n"
     assert main(["pipeline", "dead-letter", "show", str(run.file), "--into", str(tmp_path / "none")]) == 2
 
 

@@ -365,7 +365,8 @@ def dead_list(file: File, into: Into = None, every: All = False, as_json: Json =
     if rows or as_json:
         print_table(rows, ["step", "code", "reason", "letters", *names], as_json=as_json)
         if rows and not as_json:
-            note(f"show the records: penstock pipeline dead-letter show {shlex.quote(str(file))}")
+            replay = "" if into is None else f" --into {shlex.quote(str(into))}"
+            note(f"show the records: penstock pipeline dead-letter show {shlex.quote(str(file))}{replay}")
     elif not counts:
         note("there are no dead letters")
     closed = sum(found.total() for group, found in counts.items() if group not in shown_counts)
