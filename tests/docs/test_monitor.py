@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "operations" / "monitor.md").read_text(encoding="utf-8")
 MEMBERSHIP = "node/cluster/membership.py"
 COMMITS = "node/cluster/commit_state.py"
 TEXTS = (
-    ("node/node.py", '"starting"', "`starting`"),
+    ("node/health.py", '"starting"', "`starting`"),
     ("node/node.py", '"shutting down"', "`shutting down`"),
     ("runtime/io/commit_queue.py", "commit failed", "commit failed"),
     ("statestore/service/service.py", "statestore: the newest version (", "statestore: the newest version ("),
@@ -64,22 +64,24 @@ def test_the_page_has_the_texts_of_the_code(file: str, text: str, shown: str) ->
 
 def test_every_part_that_reports_is_on_the_page() -> None:
     node = (SOURCES / "node" / "node.py").read_text(encoding="utf-8")
-    parts = re.findall(r'self\._failures\["([^"]+)"\]', node)
-    assert sorted(parts) == ["cluster", "mqtt sessions", "statestore", "tube"]
+    parts = sorted(set(re.findall(r'health\.add_problem\("([^"]+)"', node)))
+    assert parts == ["cluster", "mqtt sessions", "statestore", "tube"]
     for part in parts:
         assert f"`{part}: …" in PAGE
-    told = node.partition("def _current_warnings(self)")[2].partition("def health")[0]
-    assert sorted(set(re.findall(r'"(\w+)", warning\)', told))) == [
-        "certificate_expires",
-        "late_batches",
-        "queue_full",
-        "restart_needed",
+    assert sorted(re.findall(r'health\.add_warnings?\((f?"[^"]+")', node)) == [
+        '"audit"',
+        '"bridges"',
+        '"capture"',
+        '"clock"',
+        '"cluster"',
+        '"disk"',
+        '"mqtt"',
+        '"security"',
+        '"telemetry"',
+        '"tracing"',
+        '"tube"',
+        'f"rule {rule.label}"',
     ], "a new warning belongs into TEXTS and on the page"
-    assert sorted(re.findall(r'self\._warnings\.append\(\("(\w+)"', node)) == [
-        "audit",
-        "bridges",
-        "capture",
-        "disk",
-        "telemetry",
-        "tracing",
-    ]
+    security = (SOURCES / "node" / "security.py").read_text(encoding="utf-8")
+    told = security.partition("def warnings(self)")[2].partition("def ")[0]
+    assert re.findall(r'yield "(\w+)"', told) == ["reload_failed", "restart_needed", "certificate_expires"]

@@ -411,15 +411,16 @@ async def test_a_problem_has_its_action_on_the_first_page_and_a_client_is_discon
     host, port = parse_address(ready.mqtt)
     async with browsing(ready) as browser:
         page = browser.page
-        node._failures["tube"] = lambda: StorageError(
+        failure: StorageError | None = StorageError(
             "the disk failed", why="input/output error", hint="replace the disk"
         )
+        node.health.add_problem("tube", lambda: failure)
         await browser.open()
         alert = page.get_by_role("alert")
         await expect(alert).to_contain_text("Problem, tube: the disk failed")
         await expect(alert).to_contain_text("What to do: replace the disk")
         await expect(page.get_by_role("heading", name="Not ready")).to_be_visible()
-        node._failures.pop("tube")
+        failure = None
         await expect(page.get_by_role("heading", name="Ready", exact=True)).to_be_visible()
         async with MqttClient(host, port, client_id="meter/1", session_expiry_s=600, clean_start=False):
             browser.allowed = ("401 (Unauthorized)",)

@@ -87,7 +87,7 @@ async def test_key_headers_time_and_refusals(tmp_path: Path, broker: KafkaBroker
         assert {message.partition() for message in messages} == {first.partition()}
         (stats,) = (rule.stats for rule in node._rules)
         assert (stats.logged, stats.refused, stats.pending) == (21, 1, 0)
-        assert node.problems() == []
+        assert node.health.problems() == []
 
 
 async def test_an_outage_delays_acknowledgements_and_no_other_client(tmp_path: Path, broker: KafkaBroker) -> None:
@@ -104,7 +104,9 @@ async def test_an_outage_delays_acknowledgements_and_no_other_client(tmp_path: P
             tasks = [asyncio.create_task(client.publish("line/1", b"%d" % number, qos=1)) for number in range(count)]
             (rule,) = node._rules
             async with asyncio.timeout(DEADLINE_S):
-                while not rule.stats.held or not any("Kafka" in each or "kafka" in each for each in node.warnings()):
+                while not rule.stats.held or not any(
+                    "Kafka" in each or "kafka" in each for each in node.health.warnings()
+                ):
                     await asyncio.sleep(0.05)
             assert rule.stats.pending_bytes <= 200_000
             assert not any(task.done() for task in tasks)
@@ -116,7 +118,7 @@ async def test_an_outage_delays_acknowledgements_and_no_other_client(tmp_path: P
             await asyncio.to_thread(broker.start)
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*tasks)
-        assert node.warnings() == []
+        assert node.health.warnings() == []
     messages = await asyncio.to_thread(read, broker, "outage", count + 1)
     assert [message.value() for message in messages] == [b"%d" % number for number in range(-1, count)]
 
@@ -180,7 +182,7 @@ async def test_a_refused_client_secret_is_reported(tmp_path: Path) -> None:
             asyncio.timeout(DEADLINE_S),
         ):
             waiting = asyncio.create_task(client.publish("line/1", b"1", qos=1))
-            while not (found := [each for each in node.warnings() if "unknown secret" in each]):
+            while not (found := [each for each in node.health.warnings() if "unknown secret" in each]):
                 await asyncio.sleep(0.05)
             (warning,) = found
             assert f"check {endpoint.url}, client id, client secret and scope" in warning
@@ -199,7 +201,7 @@ async def test_a_wrong_password_is_reported(tmp_path: Path, broker: KafkaBroker)
         asyncio.timeout(DEADLINE_S),
     ):
         waiting = asyncio.create_task(client.publish("line/1", b"1", qos=1))
-        while not any("uthentication failed" in each for each in node.warnings()):
+        while not any("uthentication failed" in each for each in node.health.warnings()):
             await asyncio.sleep(0.05)
         assert not waiting.done()
         waiting.cancel()

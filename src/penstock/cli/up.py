@@ -129,7 +129,7 @@ def up(
 
     settings = read()
 
-    from penstock.node.node import run_node
+    from penstock.node.process import run_node
 
     users = settings.security.passwords is not None
     show = (lambda ready: print_json(ready.as_json())) if as_json else (lambda ready: _banner(ready, users=users))

@@ -1,18 +1,16 @@
-"""The composition root: creates the parts of a node, starts and stops them in order, and runs them as a process."""
+"""The composition root: creates the parts of a node, starts and stops them in order. `process` runs it."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import compiled
 from penstock.console.console import Console
-from penstock.console.snapshots import Health, ListenerSnapshot, NodeSnapshot, Reason, Rule, Severity
-from penstock.errors import OutOfSpaceError, PenstockError, UnavailableError
+from penstock.console.snapshots import ListenerSnapshot, NodeSnapshot, Rule
+from penstock.errors import UnavailableError
 from penstock.mqtt.bridge import Bridge, end_removed_bridges, expire_unlisted_bridges
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
@@ -31,22 +29,20 @@ from penstock.node.api import api_routes
 from penstock.node.backup import Backups, BackupSource
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.client_warnings import ClientWarnings
-from penstock.node.config.cluster import needs_cluster
 from penstock.node.config.listeners import ListenerSection
-from penstock.node.config.node import LISTENERS, NodeConfig
-from penstock.node.config.profiles import Profile
+from penstock.node.config.node import NodeConfig
 from penstock.node.config.tracing import needs_otel
 from penstock.node.config.tube import tube_limits
 from penstock.node.console_clients import ConsoleClients
 from penstock.node.data_dir import DataDirectory
-from penstock.node.extras import check_extras
+from penstock.node.health import NodeHealth
 from penstock.node.http import HttpServer, LeaseGate, audited, broker_app, master_app, names_of
 from penstock.node.kafka import KafkaTarget
 from penstock.node.metric_help import METRICS, add_metrics
 from penstock.node.node_broker import advertised_address, node_broker, reachable
 from penstock.node.pipeline_commands import PipelineCommands
 from penstock.node.rules import Identities, RuleService, RuleTarget, TubeTarget
-from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy, reload_failed
+from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
 from penstock.node.tube_broker import late_batches
 from penstock.node.tube_cluster import TubeClusterTarget
 from penstock.node.web import WebConsole
@@ -56,21 +52,13 @@ from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import Durability
 from penstock.runtime.io.loop import (
-    freeze_memory,
-    install_signal_handlers,
-    loop_name,
-    run,
-    run_until,
-    tune_process,
     watch_stalls,
 )
 from penstock.runtime.io.memory import IdleRelease
 from penstock.runtime.io.network import Address, bind_error, in_use
 from penstock.runtime.io.wal import LoggedEnvironment
-from penstock.runtime.observability import logs
 from penstock.runtime.observability.audit import AuditTrail
 from penstock.runtime.observability.metrics import Metrics, counters_of
-from penstock.runtime.observability.systemd import ServiceNotifier
 from penstock.statestore.service.preload import PreloadedStorage
 from penstock.statestore.service.service import StateStoreService
 from penstock.tube.admin import broker as broker_admin
@@ -90,7 +78,7 @@ if TYPE_CHECKING:
     from penstock.node.telemetry import NodeTelemetry
     from penstock.node.tracing import NodeTraces
 
-__all__ = ["Node", "ReadyNode", "run_node", "serve"]
+__all__ = ["Node", "ReadyNode"]
 
 _log = logging.getLogger("penstock.node")
 
@@ -156,19 +144,14 @@ class Node:
         self._parts = AsyncExitStack()
         self._store: StateStoreService | None = None
         self._disk = DiskSpace(config.data_dir, config.disk.max_bytes, config.disk.min_free_bytes)
-        self._state = "starting"
+        self.health = NodeHealth()
         self._stalls = 0
         self._started = time.time()
-        self._failures: dict[str, Callable[[], PenstockError | None]] = {}
-        self._warnings: list[tuple[str, Callable[[], PenstockError | None]]] = []
-        """Names of parts, and functions that return their warnings."""
-        self._since: dict[tuple[str, str], int] = {}
-        """Start time (ms since 1970) of each reason of the health, by part and code."""
         self._rules: list[RuleService] = []
         self._bound: dict[str, Address] = {}
         self.console = Console(
             node=self._snapshot,
-            health=self.health,
+            health=self.health.snapshot,
             listeners=self._listeners,
             rules=lambda: tuple(map(_rule, self._rules)),
             disk=lambda: (self._disk.used_bytes, self._disk.free_bytes),
@@ -178,11 +161,14 @@ class Node:
         )
         self._backups: Backups | None = None
         self._persistence: Persistence | None = None
-        self._clients: ClientWarnings | None = None
         self._tube_broker: TubeBroker | None = None
         self._console_clients: ConsoleClients | None = None
         self._token = ""
+        self.health.add_warnings("security", self.security.warnings)
+        self.health.add_warning("clock", "clock_stepped", self.clock.problem)
         if membership is not None:
+            self.health.add_warnings("cluster", membership.warnings)
+            self.health.members = membership.member_warnings
             self.console.show_cluster(membership.snapshot)
             self.security.tube_denials = membership.tube.denials
             membership.tube.certificates.use(self.security.tube_certificates.used)
@@ -194,57 +180,6 @@ class Node:
         )
         self._logs: Mapping[str, CommitLog] = {}
         """The logs in etcd, of a node in a cluster."""
-
-    def problems(self) -> Sequence[str]:
-        """Reasons why the node, or a part of it, is not ready; empty if it is ready."""
-        if self._state != "ready":
-            return [self._state]
-        failures = [(part, tell()) for part, tell in self._failures.items()]
-        ahead = None if self._store is None else self._store.clock_problem()
-        return [f"{part}: {failure.line()}" for part, failure in failures if failure is not None] + (
-            [] if ahead is None else [ahead.line()]
-        )
-
-    def warnings(self) -> Sequence[str]:
-        """Warnings about parts that work, but not as configured; empty if there are none."""
-        return [warning.line() for _, _, warning in self._current_warnings()]
-
-    def _current_warnings(self) -> list[tuple[str, str, PenstockError]]:
-        """Return the warnings as part, code and error."""
-        found: list[tuple[str, str, PenstockError]] = []
-        if self.security.failure is not None:
-            found.append(("security", "reload_failed", reload_failed(self.security.failure)))
-        found += [("security", "restart_needed", warning) for warning in self.security.waiting_for_restart]
-        found += [("security", "certificate_expires", warning) for warning in self.security.expiring(time.time())]
-        if self._tube_broker is not None:
-            found += [("tube", "late_batches", warning) for warning in late_batches(self._tube_broker)]
-        for part, current in (("clock", self.clock.problem), *self._warnings):
-            if (warning := current()) is not None:
-                found.append((part, _WARNING_CODES.get(part, "warning"), warning))
-        if self._membership is not None:
-            found += [("cluster", code, warning) for code, warning in self._membership.warnings()]
-        if self._clients is not None:
-            found += [("mqtt", "queue_full", warning) for warning in self._clients.warnings()]
-        return found
-
-    def health(self) -> Health:
-        """Return the state of the node, with all problems and warnings."""
-        reasons: list[Reason] = []
-        if self._state == "ready":
-            for part, tell in self._failures.items():
-                if (failure := tell()) is not None:
-                    code = "out_of_space" if isinstance(failure, OutOfSpaceError) else "storage_failed"
-                    reasons.append(_reason(Severity.PROBLEM, part, code, failure, _RESTART))
-            if self._store is not None and (ahead := self._store.clock_problem()) is not None:
-                reasons.append(_reason(Severity.PROBLEM, "statestore", "versions_ahead", ahead))
-        reasons += [_reason(Severity.WARNING, part, code, warning) for part, code, warning in self._current_warnings()]
-        if self._membership is not None and self._state == "ready":
-            reasons += self._membership.member_warnings()
-        now, since = wall_clock_ms(), self._since
-        self._since = {(each.part, each.code): since.get((each.part, each.code), now) for each in reasons}
-        dated = tuple(replace(each, since_at=self._since[each.part, each.code]) for each in reasons)
-        ready = self._state == "ready" and all(each.severity is not Severity.PROBLEM for each in dated)
-        return Health(ready, self._state, dated)
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Reload the configuration and the files that it names; False if one is invalid."""
@@ -293,7 +228,7 @@ class Node:
         self._parts.push_async_callback(disk.close)
         await disk.start()
         add_metrics(self.metrics, "disk", disk.metric_values)
-        self._warnings.append(("disk", disk.warning))
+        self.health.add_warning("disk", "out_of_space", disk.warning)
         self.metrics.add_rows("group", self.console.group_metrics, METRICS["group"], ("group",))
         self.console.start()
         self._parts.callback(self.console.close)
@@ -301,7 +236,7 @@ class Node:
         master = self._master(directory) if membership is None or membership.tube.broker is not None else None
         trail = AuditTrail(directory.audit) if membership is None else membership.trail
         add_metrics(self.metrics, "audit", trail.metric_values)
-        self._warnings.append(("audit", lambda: trail.failure))
+        self.health.add_warning("audit", "audit_failed", lambda: trail.failure)
         await self._start_http(master, trail)
         if master is not None:
             await self._start_master(master, trail)
@@ -338,7 +273,7 @@ class Node:
             telemetry.start()
             # Closed first: the last export reads the metrics of all parts.
             self._parts.push_async_callback(telemetry.close)
-        self._state = "ready"
+        self.health.state = "ready"
         ready = self._ready(directory, mqtt, faults, master, broker)
         local = str(reachable(self._bound["http"]))
         await asyncio.to_thread(directory.announce, ready.as_json() | {"http_local": local})
@@ -381,7 +316,7 @@ class Node:
     async def close(self) -> None:
         """Stop accepting messages, commit and acknowledge the accepted ones, then disconnect clients and close the
         files."""
-        self._state = "shutting down"
+        self.health.state = "shutting down"
         await self._parts.aclose()
 
     async def _check_addresses(self) -> None:
@@ -459,8 +394,8 @@ class Node:
             self.security.server, self.security.console_access, config.console.schemas, self.security.console_account
         )
         pages = master_app(
-            self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
-            open_metrics=self.security.open_metrics,
+            self.health.problems, self.metrics, administer, warnings=self.health.warnings, names=names,
+            identify=identify, open_metrics=self.security.open_metrics,
             more=[
                 *api_routes(
                     self.console, self.security.server, identify, trail, names, lambda: self._backups,
@@ -524,7 +459,8 @@ class Node:
             self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
         self._disk.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
-        self._failures["tube"] = lambda: broker.failure or broker.stalled
+        self.health.add_problem("tube", lambda: broker.failure or broker.stalled)
+        self.health.add_warnings("tube", lambda: (("late_batches", warning) for warning in late_batches(broker)))
         add_metrics(self.metrics, "tube", lambda: broker.stats)
         registered = broker.registered
         assert registered is not None, "the broker has a master"
@@ -584,7 +520,7 @@ class Node:
             directory.mqtt, self.config.durability, log=self._logs.get("mqtt")
         )
         add_metrics(self.metrics, "mqtt_storage", persistence.metric_values)
-        self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
+        self.health.add_problem("mqtt sessions", lambda: persistence.failure or persistence.stalled)
         # After the services, which may get wills of clients that disconnected while the node was down.
         recall = self.security.recall if self.security.enforced else None
         await server.recover(persistence, recall=recall, steady=store.steady)
@@ -592,7 +528,7 @@ class Node:
             replicated = [store.environment, persistence.environment]
             membership.started(replicated if master is None else [*replicated, master.environment])
             server.gate(membership.may_send)
-            self._failures["cluster"] = membership.commits.failure
+            self.health.add_problem("cluster", membership.commits.failure)
             membership.add_metrics(self.metrics)
         self.console.show_mqtt(server, lambda: persistence.commit_s)
         refuse = (
@@ -602,11 +538,12 @@ class Node:
         )
         self._disk.add(Writer("MQTT messages to store", refuse, persistence.reusable_bytes))
         tube_denials, store_denials = self.security.tube_denials, self.security.store_denials
-        self._clients = ClientWarnings(
+        clients = ClientWarnings(
             lambda: [*server.collect_client_events(), *tube_denials.collect(), *store_denials.collect()], server.limits
         )
-        self._clients.start()
-        self._parts.callback(self._clients.close)
+        clients.start()
+        self._parts.callback(clients.close)
+        self.health.add_warnings("mqtt", lambda: (("queue_full", warning) for warning in clients.warnings()))
         await self._bridges(server)
         bound: dict[str, Address] = {}
         for name, entry in self.security.listeners.items():
@@ -650,7 +587,8 @@ class Node:
             else membership.commits.refusing(store.refuse_growth, store.refuse_changes)
         )
         self._disk.add(Writer("state store writes that need space", refuse, store.reusable_bytes))
-        self._failures["statestore"] = lambda: store.failure or store.stalled
+        self.health.add_problem("statestore", lambda: store.failure or store.stalled)
+        self.health.add_problem("statestore", store.clock_problem, code="versions_ahead")
         add_metrics(self.metrics, "statestore", lambda: _store_metrics(store))
         self.metrics.add_rows(
             "statestore_denied",
@@ -686,7 +624,7 @@ class Node:
             if client is not None:  # closed before the rule, which gets its last results
                 client.start()
                 self._parts.push_async_callback(client.close)
-                self._warnings.append((f"rule {rule.label}", client.warning))
+                self.health.add_warning(f"rule {rule.label}", "warning", client.warning)
             self._rules.append(service)
             self._show(service)
 
@@ -707,7 +645,7 @@ class Node:
         tracing = Tracing(options, attributes={"host.name": socket.gethostname()})
         traces = NodeTraces(tracing)
         self._parts.push_async_callback(traces.close)
-        self._warnings.append(("tracing", lambda: tracing.failure))
+        self.health.add_warning("tracing", "export_failed", lambda: tracing.failure)
         add_metrics(self.metrics, "tracing", lambda: counters_of(tracing.stats))
         self.metrics.add_rows("span", tracing.stats.duration_rows, METRICS["span"], ("span",))
         return traces
@@ -721,7 +659,7 @@ class Node:
             from penstock.node.telemetry import NodeTelemetry
         telemetry = NodeTelemetry(section, self._families)
         self._parts.push_async_callback(telemetry.close_logs)
-        self._warnings.append(("telemetry", lambda: telemetry.failure))
+        self.health.add_warning("telemetry", "export_failed", lambda: telemetry.failure)
         add_metrics(self.metrics, "telemetry", lambda: counters_of(telemetry.stats))
         return telemetry
 
@@ -752,7 +690,7 @@ class Node:
         if self._membership is None:
             await end_removed_bridges(server, names)
         else:
-            self._warnings.append(("bridges", await expire_unlisted_bridges(server, names)))
+            self.health.add_warning("bridges", "bridge_not_configured", await expire_unlisted_bridges(server, names))
         for entry in self.config.bridges:
             bridge = Bridge(entry.settings(), server, self.security.acting_as(entry.acts_as, entry.name))
             await bridge.start()
@@ -792,7 +730,7 @@ class Node:
             environments["tube/master"] = master.environment
             environments[f"{name}/meta"] = storage.meta.environment
         source = BackupSource(directory.path, environments, brokers, queues)
-        return Backups(source, self.problems)
+        return Backups(source, self.health.problems)
 
     def _capture(self, broker: TubeBroker) -> ChangeCapture | None:
         """The change capture of the state store; None if it is not configured."""
@@ -804,7 +742,7 @@ class Node:
         later = asyncio.get_running_loop().call_later
         capture = ChangeCapture(topic, CAPTURE_PARTITION, broker.append_run, later, last=last)
         add_metrics(self.metrics, "capture", capture.metric_values, labels={"topic": topic})
-        self._warnings.append(("capture", capture.warning))
+        self.health.add_warning("capture", "capture_behind", capture.warning)
         return capture
 
     def _show(self, service: RuleService) -> None:
@@ -866,7 +804,7 @@ class Node:
 
     def _metric_values(self) -> dict[str, float]:
         return {
-            "ready": int(not self.problems()),
+            "ready": int(not self.health.problems()),
             "start_time_seconds": self._started,
             "clock_offset_seconds": self.clock.offset_ms / 1000,
             "clock_steps": self.clock.steps,
@@ -886,24 +824,6 @@ def _always() -> bool:
 def _listener_option(name: str) -> str:
     """Setting of an MQTT listener, for errors."""
     return name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
-
-
-_RESTART = "correct the cause, then restart the node: it recovers what is on the disk"
-_WARNING_CODES = {
-    "clock": "clock_stepped",
-    "disk": "out_of_space",
-    "audit": "audit_failed",
-    "bridges": "bridge_not_configured",
-    "capture": "capture_behind",
-    "tracing": "export_failed",
-    "telemetry": "export_failed",
-}
-"""Codes of warnings, by part, for programs."""
-
-
-def _reason(severity: Severity, part: str, code: str, error: PenstockError, hint: str | None = None) -> Reason:
-    """Return a reason of the health; ``hint``: action of an error without one."""
-    return Reason(severity, part, code, error.what, error.why, error.hint or hint)
 
 
 def _rule(service: RuleService) -> Rule:
@@ -936,127 +856,3 @@ def _beside(listener: ListenerSection, bound: tuple[str, int] | None) -> str | N
         return None
     host = listener.bind.host if listener.advertise is None else listener.advertise.host
     return advertised_address(ListenerSection(bind=listener.bind), Address(host, bound[1]))
-
-
-def run_node(
-    config: NodeConfig,
-    *,
-    on_ready: Callable[[ReadyNode], None],
-    read_again: Callable[[], NodeConfig] | None = None,
-) -> None:
-    """Run a node until SIGTERM or SIGINT; returns after the shutdown. A second signal stops the process immediately.
-
-    On SIGHUP the configuration is reloaded with ``read_again``.
-
-    Raises:
-        PenstockError: the node could not start.
-    """
-    logs.configure(config.log_level, config.log_format)
-    if config.profile is Profile.AIO:
-        from penstock.node import aio  # it needs an extra
-
-        aio.prepare(config)
-    tune_process()
-    run(serve(config, on_ready, read_again))
-
-
-async def serve(
-    config: NodeConfig, on_ready: Callable[[ReadyNode], None], read_again: Callable[[], NodeConfig] | None = None
-) -> None:
-    """Start a node, report that it is ready, also to systemd, wait for a signal, close it.
-
-    A standby of a cluster reports to systemd that it is ready when it answers clients.
-    """
-    check_extras(config)
-    stop = install_signal_handlers()
-    notifier = ServiceNotifier()
-    loop = asyncio.get_running_loop()
-    membership = None
-    if config.cluster is not None:
-        membership = _membership(config)
-        loop.add_signal_handler(signal.SIGHUP, membership.reload, read_again or (lambda: config))
-    try:
-        if membership is not None and not await run_until(
-            stop, membership.become_active(on_standby=lambda: notifier.ready("standby"))
-        ):
-            notifier.stopping()
-            return
-        await _serve(config, on_ready, read_again or (lambda: config), stop, membership, notifier)
-    finally:
-        if membership is not None:
-            await membership.close()
-    _log.info("stopped")
-
-
-def _membership(config: NodeConfig) -> ClusterMembership:
-    with needs_cluster():
-        from penstock.node.cluster.membership import ClusterMembership
-        from penstock.node.cluster.process import restart_process
-    return ClusterMembership(config, restart_process)
-
-
-async def _serve(
-    config: NodeConfig,
-    on_ready: Callable[[ReadyNode], None],
-    read_again: Callable[[], NodeConfig],
-    stop: asyncio.Event,
-    membership: ClusterMembership | None,
-    notifier: ServiceNotifier,
-) -> None:
-
-    def reload() -> bool:
-        notifier.reloading()
-        done = node.reload(read_again)
-        if done and membership is not None:
-            membership.reloaded(node.security.config)
-        notifier.reloaded(done=done)
-        return done
-
-    node = Node(config, membership, reload)
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-    try:
-        gc.disable()  # with many new permanent objects, collections double the time of a start
-        try:
-            ready = await run_until(stop, node.start())
-        except PenstockError as error:
-            if membership is not None:
-                membership.start_failed(error)
-            raise
-        finally:
-            gc.enable()
-        if ready is not None:
-            if membership is None:
-                freeze_memory()
-            else:  # the standby did it; a start leaves no garbage, and clients wait
-                gc.freeze()
-            fields = {
-                "version": penstock.__version__,
-                "pid": ready.pid,
-                "loop": loop_name(),
-                "core": compiled.form(),
-            }
-            _log.info("ready", extra={"fields": fields})
-            _warn_of_anonymous(config)
-            on_ready(ready)
-            notifier.ready(f"mqtt {ready.mqtt}, http {ready.http}")
-            await stop.wait()
-    finally:
-        notifier.stopping()
-        if membership is not None:
-            membership.closing()
-        await node.close()
-
-
-def _warn_of_anonymous(config: NodeConfig) -> None:
-    listeners: dict[str, ListenerSection] = {
-        name.replace("-", "_"): getattr(config, name.replace("-", "_")) for name in LISTENERS
-    }
-    listeners |= {f"mqtt.listeners.{name}": entry for name, entry in config.mqtt.listeners.items()}
-    found = {
-        name: str(part.bind)
-        for name, part in listeners.items()
-        if part.anonymous is not None and not part.bind.is_loopback
-    }
-    if found:
-        _log.warning("anonymous clients from other machines are accepted", extra={"fields": found})

@@ -11,7 +11,7 @@ import logging
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -328,6 +328,15 @@ class NodeSecurity:
     def listeners(self) -> Mapping[str, MqttListenerEntry]:
         """The listeners of the configuration; the default one comes first."""
         return _entries(self.config)
+
+    def warnings(self) -> Iterator[tuple[str, PenstockError]]:
+        """Yield the warnings of the node's health about its security, each with its code."""
+        if self.failure is not None:
+            yield "reload_failed", reload_failed(self.failure)
+        for each in self.waiting_for_restart:
+            yield "restart_needed", each
+        for each in self.expiring(time.time()):
+            yield "certificate_expires", each
 
     def expiring(self, now: float) -> list[ConfigError]:
         """Warnings about the listeners' certificates and revocation lists that expired by ``now`` (seconds since 1970)

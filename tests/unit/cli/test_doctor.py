@@ -33,7 +33,8 @@ async def test_the_node_of_the_data_directory_is_asked(
         shown = capfd.readouterr().out
         assert f"ready, pid {ready.pid} at http://{ready.http}" in shown
         assert "listeners" not in shown  # the node uses the addresses
-        node._failures["tube"] = lambda: StorageError("the disk failed", why="input/output error", hint="replace it")
+        failure = StorageError("the disk failed", why="input/output error", hint="replace it")
+        node.health.add_problem("tube", lambda: failure)
         assert await run("--data-dir", data, "--json") == 1
         rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
         assert {
@@ -44,7 +45,6 @@ async def test_the_node_of_the_data_directory_is_asked(
             "hint": "replace it",
         } in rows
     finally:
-        node._failures.pop("tube", None)
         await node.close()
 
 

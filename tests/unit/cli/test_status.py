@@ -6,7 +6,6 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,12 +43,12 @@ async def test_a_node_is_found_by_its_data_directory(tmp_path: Path, capfd: pyte
         assert await run("status", "--http", ready.http, "--json") == 0
         found = json.loads(capfd.readouterr().out)
         assert found["node"]["pid"] == ready.pid
-        node._failures["tube"] = lambda: StorageError("the disk failed", why="input/output error", hint="replace it")
+        failure = StorageError("the disk failed", why="input/output error", hint="replace it")
+        node.health.add_problem("tube", lambda: failure)
         assert await run("status", "--data-dir", tmp_path) == 1
         shown = capfd.readouterr().out
         assert "problem tube: the disk failed\n  why: input/output error\n  hint: replace it\n" in shown
     finally:
-        node._failures.pop("tube", None)
         await node.close()
     assert running_node(tmp_path) is None
     assert not (tmp_path / ADDRESSES).exists()
@@ -81,14 +80,11 @@ async def test_a_data_directory_without_a_node_does_not_select_another_node(
         assert f"penstock up --data-dir {absent}" in shown.err
 
 
-async def test_the_problems_of_a_cluster_are_shown(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_problems_of_a_cluster_are_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     node = Node(config(tmp_path))
     await node.start()
     members = [ACTIVE, STANDBY]
-    membership = SimpleNamespace(warnings=list, member_warnings=lambda: tuple(member_reasons(members)))
-    monkeypatch.setattr(node, "_membership", membership)
+    node.health.members = lambda: member_reasons(members)
     shown = []
     try:
         for _ in range(2):
@@ -96,7 +92,6 @@ async def test_the_problems_of_a_cluster_are_shown(
             shown.append(capfd.readouterr().out)
             members[1:] = []
     finally:
-        monkeypatch.undo()
         await node.close()
     healthy, unprotected = shown
     assert " cluster: " not in healthy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.node import node as run
+from penstock.node import process as run
 from penstock.node.config.node import OPTIONS, NodeConfig
 from penstock.node.node import ReadyNode
 from penstock.runtime.io.network import Address

@@ -485,8 +485,9 @@ async def test_health_has_cause_action_and_time_of_each_reason(tmp_path: Path) -
     node = Node(config(tmp_path))
     ready = await node.start()
     try:
-        node._failures["tube"] = lambda: StorageError("the log cannot be written", why="input/output error")
-        node._warnings.append(("disk", lambda: OutOfSpaceError("1 MB is left", hint="delete files")))
+        failure = StorageError("the log cannot be written", why="input/output error")
+        node.health.add_problem("tube", lambda: failure)
+        node.health.add_warning("disk", "out_of_space", lambda: OutOfSpaceError("1 MB is left", hint="delete files"))
         health = await Api(ready, "").get("/health")
         assert (health["ready"], [reason["code"] for reason in health["reasons"]]) == (
             False,

@@ -105,7 +105,9 @@ async def test_warnings_of_a_node_in_a_cluster(tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     node = Node(settings, member)
-    assert node.warnings() == ["etcd 10.0.0.2:2379 does not answer; why: Connection refused; hint: start it again"]
-    (reason,) = node.health().reasons
+    assert node.health.warnings() == [
+        "etcd 10.0.0.2:2379 does not answer; why: Connection refused; hint: start it again"
+    ]
+    (reason,) = node.health.snapshot().reasons
     assert replace(reason, since_at=None) == member._etcd_members.reasons[0]
     await member.close()

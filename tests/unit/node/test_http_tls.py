@@ -138,7 +138,7 @@ async def test_certificates_are_read_again_by_a_reload(tmp_path: Path) -> None:
         files.tls.key.write_text("broken")
         assert not node.reload(lambda: wanted)
         assert await status(ready.http, after) == 200
-        assert any("server.key" in warning for warning in node.warnings())
+        assert any("server.key" in warning for warning in node.health.warnings())
     finally:
         await node.close()
 
@@ -158,7 +158,7 @@ async def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None
     node = Node(secured(tmp_path, files.tls))
     ready = await node.start()
     try:
-        assert not node.warnings()
+        assert not node.health.warnings()
         ending = node.security.expiring(1e12)
         assert [warning for warning in ending if "server.pem" in warning.what]
         reader, writer = await asyncio.open_connection(
@@ -186,7 +186,7 @@ async def test_certificates_of_the_tubemq_listeners_are_read_again_by_a_reload(t
         files.renew()
         assert [warning for warning in node.security.expiring(1e12) if "server.pem" in warning.what]
         assert node.reload(lambda: wanted)
-        assert node.warnings() == [], "certificates need no restart"
+        assert node.health.warnings() == [], "certificates need no restart"
         for address in addresses:
             _, writer = await asyncio.open_connection(
                 *address, ssl=files.client(certificate=True), server_hostname="127.0.0.1"
@@ -199,7 +199,7 @@ async def test_certificates_of_the_tubemq_listeners_are_read_again_by_a_reload(t
             assert f'penstock_listener_certificate_expiry_timestamp_seconds{{listener="{listener}"}}' in page
         files.tls.key.write_text("broken")
         assert not node.reload(lambda: wanted)
-        assert any("server.key" in warning for warning in node.warnings())
+        assert any("server.key" in warning for warning in node.health.warnings())
     finally:
         await node.close()
 

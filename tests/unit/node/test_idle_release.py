@@ -43,7 +43,7 @@ async def test_stores_work_after_each_release_and_after_a_restart(tmp_path: Path
             for number in range(3 * life, 3 * life + 3):
                 await use(ready, number, received)
                 await asyncio.to_thread(release_memory)
-            assert node.problems() == []
+            assert node.health.problems() == []
         finally:
             await node.close()
     assert sorted(received) == [b"%d" % number for number in range(6)]

@@ -98,7 +98,7 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
             rules=[RuleSection(filter="plant/#", topic="water")],
         )
     )
-    assert node.problems() == ["starting"]
+    assert node.health.problems() == ["starting"]
     ready = await node.start()
     try:
         assert ready.as_json() == {
@@ -140,7 +140,7 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
         assert (await http(ready.tube_broker_http, "/broker.htm?method=admin_get_methods"))[0] == 200
     finally:
         await node.close()
-    assert node.problems() == ["shutting down"]
+    assert node.health.problems() == ["shutting down"]
 
 
 async def test_retention_by_age_and_by_size(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
         reader = await connect(ready, "reader", expiry=600)
         reader.send(Subscribe(1, [Subscription("#", 1)]))
         assert await reader.next() == SubAck(1, [1])
-        assert node.problems() == []
+        assert node.health.problems() == []
 
         def fail(*_: object) -> None:
             raise StorageError("commit of 1 changes failed: no space left on device", hint="make room, then restart")
@@ -176,7 +176,7 @@ async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
         assert isinstance(goodbye, Disconnect)
         assert goodbye.reason_code == 0x83
         problem = "mqtt sessions: commit of 1 changes failed: no space left on device; hint: make room, then restart"
-        assert node.problems() == [problem]
+        assert node.health.problems() == [problem]
         status, body = await http(ready.http, "/readyz")
         assert status == 503
         assert json.loads(body) == {"ready": False, "reasons": [problem], "warnings": []}
@@ -204,7 +204,7 @@ async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
             await store.set("old", "v")
             await producer.send("demo", b"1")
             ballast.write_bytes(bytes(64 << 20))
-            while not node.warnings():
+            while not node.health.warnings():
                 await asyncio.sleep(0.01)
             (warning,) = json.loads((await http(ready.http, "/readyz"))[1])["warnings"]
             assert "disk.max_bytes is 67108864" in warning
@@ -223,7 +223,7 @@ async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
             assert "penstock_disk_out_of_space 1.0" in metrics
             assert "penstock_mqtt_refused_out_of_space_total 1.0" in metrics
             ballast.unlink()
-            while node.warnings():
+            while node.health.warnings():
                 await asyncio.sleep(0.01)
             wire.send(Publish("a", b"x", 1, retain=True, packet_id=2))
             assert await wire.next() == PubAck(2)
@@ -257,7 +257,7 @@ async def test_after_a_full_disk_every_part_continues_by_itself(
                 patch.setattr(DirectFile, "_write", full)
                 wire.send(Publish("a", b"x", 1, retain=True, packet_id=1))
                 asked = [asyncio.ensure_future(store.set("k", "v")), asyncio.ensure_future(producer.send("demo", b"2"))]
-                while len(node.problems()) < 3:
+                while len(node.health.problems()) < 3:
                     await asyncio.sleep(0.01)
                 status, body = await http(ready.http, "/readyz")
                 assert status == 503
@@ -273,7 +273,7 @@ async def test_after_a_full_disk_every_part_continues_by_itself(
                 assert not any(future.done() for future in asked)
             await asyncio.gather(*asked)
             assert await wire.next() == PubAck(1)
-            assert node.problems() == []
+            assert node.health.problems() == []
     finally:
         await node.close()
     node = Node(given)
@@ -303,9 +303,9 @@ async def test_a_slow_client_is_a_warning_of_the_node(tmp_path: Path, monkeypatc
         for _ in range(60):
             await writer.next()
         async with asyncio.timeout(DEADLINE_S):
-            while not node.warnings():
+            while not node.health.warnings():
                 await asyncio.sleep(0.05)
-        (warning,) = node.warnings()
+        (warning,) = node.health.warnings()
         assert warning.startswith("queue of client 'slow-reader' is full: 10 messages dropped since ")
         await writer.close()
     finally:

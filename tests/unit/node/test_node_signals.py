@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageError
-from penstock.node import node as run
+from penstock.node import process as run
 from penstock.node.config.node import NodeConfig
 from penstock.node.node import ReadyNode
 from penstock.runtime.io.loop import FORCED

@@ -556,7 +556,7 @@ async def test_changes_that_need_a_restart_are_warnings_until_then(tmp_path: Pat
     try:
         for _ in range(2):
             assert node.reload(lambda: NodeConfig.model_validate(changed))
-            assert node.warnings() == [
+            assert node.health.warnings() == [
                 (
                     "security.passwords was added after the start: clients without credentials are still accepted; "
                     "hint: restart the node"
@@ -575,7 +575,7 @@ async def test_changes_that_need_a_restart_are_warnings_until_then(tmp_path: Pat
             limits = node.security.server.limits
             assert (limits.queue_overflow, limits.sys_interval_s) == ("drop_newest", 5)
         assert node.reload(lambda: start)
-        assert node.warnings() == []
+        assert node.health.warnings() == []
     finally:
         await node.close()
 

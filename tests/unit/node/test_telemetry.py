@@ -45,7 +45,7 @@ async def test_metrics_have_the_names_units_and_values_of_the_prometheus_endpoin
     try:
         async with MqttClient(f"mqtt://{ready.mqtt}", client_id="dev") as client:
             await client.publish("plant/7/flow", b"42", qos=1)
-        assert node.warnings() == []
+        assert node.health.warnings() == []
         page = node.metrics.render().decode()
     finally:
         await node.close()
@@ -127,7 +127,7 @@ async def test_a_receiver_that_fails_is_counted_and_reported_once(
     try:
         await asyncio.to_thread(receiver.wait_for, lambda: receiver.requests.count("/v1/metrics") >= 2)
         assert b"penstock_telemetry_failed_metric_exports_total" in node.metrics.render()
-        assert any("cannot be sent" in text for text in node.warnings())
+        assert any("cannot be sent" in text for text in node.health.warnings())
         receiver.status = 200
         await asyncio.to_thread(receiver.wait_for, lambda: len(receiver.metrics) >= 1)
     finally:

@@ -171,7 +171,7 @@ async def test_a_node_exports_spans_and_shows_a_failed_export(tmp_path: Path, re
     try:
         async with MqttClient(f"mqtt://{ready.mqtt}", client_id="dev") as client:
             await client.publish("plant/7/flow", b"42", qos=1)
-        assert node.warnings() == []
+        assert node.health.warnings() == []
     finally:
         await node.close()
     (span,) = receiver.wait(1)

@@ -142,7 +142,7 @@ async def test_rights_by_topic_and_group(tmp_path: Path, caplog: pytest.LogCaptu
                 else:
                     with pytest.raises(RefusedError, match=refused):
                         await asyncio.to_thread(reader.bounds, "water", 0)
-        assert node.problems() == []
+        assert node.health.problems() == []
     logged = [record.getMessage() for record in caplog.records if "TubeMQ request" in record.getMessage()]
     assert any(text.endswith("grant Consume on water to ann in the policy file, then SIGHUP") for text in logged)
     assert not any("penstock-broker" in text for text in logged)
