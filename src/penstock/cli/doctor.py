@@ -129,9 +129,9 @@ def _spark_checks() -> Iterator[CheckResult]:
 
     found: Java | None = None
     try:
-        found = find_java()
-        java, home = found.home, installation()
-        archived = home is not None and archive_path(home, found.runtime).is_file()
+        found = find_java(create=False)
+        java, home = found.runtime, installation(create=False)
+        archived = home is not None and archive_path(home, java).is_file()
     except (PenstockError, OSError) as error:
         failure = error if isinstance(error, PenstockError) else ConfigError(str(error))
         yield CheckResult(Level.WARNING, "spark", failure.what, failure.why, failure.hint)

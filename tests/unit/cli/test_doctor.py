@@ -83,9 +83,9 @@ def test_the_archive_of_the_classes_of_spark_is_reported(
 ) -> None:
     archive = tmp_path / "classes.jsa"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda: tmp_path)
+    monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda **_: tmp_path)
     monkeypatch.setattr("penstock.spark.environment.class_archive.archive_path", lambda *_: archive)
-    monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda: Java(tmp_path / "java", 17, "test"))
+    monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda **_: Java(tmp_path / "java", 17, "test"))
     monkeypatch.setattr("penstock.cli.spark_host.host_problems", lambda *_: ())
 
     def row() -> dict[str, str]:
@@ -98,7 +98,7 @@ def test_the_archive_of_the_classes_of_spark_is_reported(
     archive.touch()
     assert row()["what"] == f"Java is {tmp_path / 'java'}, and its classes are archived"
 
-    def none() -> Java:
+    def none(**_: object) -> Java:
         raise ConfigError("no Java was found", hint="install one")
 
     monkeypatch.setattr("penstock.spark.environment.java.find_java", none)
@@ -106,6 +106,18 @@ def test_the_archive_of_the_classes_of_spark_is_reported(
     monkeypatch.setattr("penstock.cli.doctor.find_spec", lambda _: None)
     main(["doctor", "--json"])
     assert '"spark"' not in capfd.readouterr().out
+
+
+def test_a_check_leaves_the_cache_directory_of_spark_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    main(["doctor", "--json"])
+    assert '"spark"' in capfd.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_properties_of_the_machine_that_break_spark_are_warnings(
@@ -117,8 +129,8 @@ def test_properties_of_the_machine_that_break_spark_are_warnings(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("penstock.cli.spark_host.this_machine", lambda: machine)
     monkeypatch.setattr("penstock.cli.spark_host.TEMPORARY_BYTES", 0)
-    monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda: None)
-    monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda: Java(tmp_path / "java", 17, "PATH"))
+    monkeypatch.setattr("penstock.spark.environment.class_archive.installation", lambda **_: None)
+    monkeypatch.setattr("penstock.spark.environment.java.find_java", lambda **_: Java(tmp_path / "java", 17, "PATH"))
     main(["doctor", "--json"])
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     (found,) = (row for row in rows if row["part"] == "spark" and row["level"] == "warning")

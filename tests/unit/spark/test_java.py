@@ -117,12 +117,23 @@ def test_the_launcher_is_written_once(tmp_path: Path, environ: dict[str, str]) -
     assert os.access(find_java(environ).home / "bin" / "java", os.X_OK)
 
 
+def test_a_launcher_that_is_not_created_is_named(tmp_path: Path, environ: dict[str, str]) -> None:
+    fake_java(tmp_path / "trimmed", "21.0.8", has_vector=False)
+    environ["JAVA_HOME"] = str(tmp_path / "trimmed")
+    found = find_java(environ, create=False)
+    assert not (tmp_path / "cache").exists()
+    assert found == find_java(environ)
+    assert found.runtime == tmp_path / "trimmed"
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, environ: dict[str, str]) -> None:
     fake_java(tmp_path / "trimmed", "21.0.8", has_vector=False)
     (tmp_path / "cache").write_text("a file, not a directory")
     with pytest.raises(ConfigError, match=f"cannot write a launcher of Java to {tmp_path}/cache") as caught:
         find_java(environ | {"JAVA_HOME": str(tmp_path / "trimmed")})
     assert caught.value.option == "XDG_CACHE_HOME"
+    with pytest.raises(ConfigError, match=f"cannot write a launcher of Java to {tmp_path}/cache"):
+        find_java(environ | {"JAVA_HOME": str(tmp_path / "trimmed")}, create=False)
     complete = fake_java(tmp_path / "complete", "17.0.9").parent.parent  # it starts without a launcher, too
     assert find_java(environ | {"JAVA_HOME": str(complete)}, vector=False) == java.Java(complete, 17, "JAVA_HOME")
 

@@ -31,12 +31,15 @@ _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 """Without warnings, which Java would print on standard output, as of an archive that does not fit a class path."""
 
 
-def installation() -> Path | None:
-    """Return the generated ``SPARK_HOME``, also if a session of this process or of its parent has set it."""
+def installation(*, create: bool = True) -> Path | None:
+    """Return the generated ``SPARK_HOME``, also if a session of this process or of its parent has set it.
+
+    ``create``: False: if it does not exist, only its path.
+    """
     given = os.environ.get("SPARK_HOME")
     if given is not None and Path(given).parent == cache_directory("spark"):
         return Path(given)
-    return spark_home()
+    return spark_home(create=create)
 
 
 def archive_path(home: Path, java: Path) -> Path:

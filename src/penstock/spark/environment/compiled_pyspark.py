@@ -52,8 +52,10 @@ def check_launcher(environ: Mapping[str, str]) -> None:
         )
 
 
-def spark_home(environ: Mapping[str, str] | None = None) -> Path | None:
+def spark_home(environ: Mapping[str, str] | None = None, *, create: bool = True) -> Path | None:
     """Return the generated ``SPARK_HOME``, and create it if needed; None: use Spark's default.
+
+    ``create``: False: only its path, at which nothing may exist.
 
     None if ``SPARK_HOME`` is set, if pyspark was not installed by pip, or if the cache directory is not writable.
     """
@@ -70,7 +72,7 @@ def spark_home(environ: Mapping[str, str] | None = None) -> Path | None:
     key = hashlib.sha256("\n".join(f"{name} {target}" for name, target in links.items()).encode()).hexdigest()[:16]
     home = cache_directory("spark", environ) / key
     try:
-        if not home.is_dir():
+        if create and not home.is_dir():
             _make(home, links)
     except OSError as error:
         _log.warning("Spark's Python processes will start slowly: cannot write %s: %s", home.parent, error.strerror)

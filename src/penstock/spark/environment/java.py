@@ -12,6 +12,7 @@ incubator modules, which no option prevents, at each start."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
@@ -61,11 +62,11 @@ class Java:
         return self.launched or self.home
 
 
-def find_java(environ: Mapping[str, str] | None = None, *, vector: bool = True) -> Java:
+def find_java(environ: Mapping[str, str] | None = None, *, vector: bool = True, create: bool = True) -> Java:
     """Find the Java runtime for Spark. Runs ``java`` once per candidate (about 0.1 s).
 
     ``vector``: False: without the module for MLlib, and without its warning, if the cache directory can be written
-    and may contain programs.
+    and may contain programs. ``create``: False: a generated home is named, but not created.
 
     Raises:
         ConfigError: no suitable runtime was found; the error lists the candidates and the package to install.
@@ -85,7 +86,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, vector: bool = True) 
             return Java(probe.home, probe.version, source)
         else:
             try:
-                home = _home_without_vector(probe.home, cache_directory("java", environ))
+                home = _home_without_vector(probe.home, cache_directory("java", environ), create=create)
             except ConfigError:
                 if not probe.has_vector:
                     raise
@@ -164,8 +165,11 @@ exec {java} "$@"
 """
 
 
-def _home_without_vector(home: Path, cache: Path) -> Path:
-    """Create a ``JAVA_HOME`` in ``cache`` whose ``bin/java`` runs that of ``home`` without the vector module."""
+def _home_without_vector(home: Path, cache: Path, *, create: bool) -> Path:
+    """Create a ``JAVA_HOME`` in ``cache`` whose ``bin/java`` runs that of ``home`` without the vector module.
+
+    ``create``: False: check that it could be created.
+    """
     script = _LAUNCHER.format(module=_VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
     # The name is a hash of the content: installations do not overwrite each other, and an existing file is current.
     generated = cache / hashlib.sha256(script.encode()).hexdigest()[:16]
@@ -174,6 +178,9 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
         return generated
     hint = "set XDG_CACHE_HOME to a writable directory, or install a Java runtime and set JAVA_HOME"
     try:
+        if not create:
+            _check_writable(cache)
+            return generated
         launcher.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".java-", dir=launcher.parent)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -195,6 +202,13 @@ def _home_without_vector(home: Path, cache: Path) -> Path:
             hint=hint,
         )
     return generated
+
+
+def _check_writable(directory: Path) -> None:
+    """Raise OSError if files cannot be created in ``directory``, or, if it does not exist, the directory itself."""
+    existing = next(each for each in (directory, *directory.parents) if each.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
 
 
 def cache_directory(name: str, environ: Mapping[str, str] | None = None) -> Path:
