@@ -103,7 +103,7 @@ class NodeOptions:
             ConfigError: an option or a file of credentials cannot be used.
         """
         from penstock.node.data_dir import running_broker, running_node, why_unused
-        from penstock.runtime.io.network import parse_address
+        from penstock.runtime.io.network import parse_address, without_secret
         from penstock.runtime.io.tls import Login, TlsOptions
         from penstock.tube.master.admin_token import read_token
 
@@ -127,9 +127,11 @@ class NodeOptions:
         try:
             if scheme not in {"", "http", "https"}:
                 raise ValueError("expected HOST:PORT, or a URL with http or https")
+            if "@" in place:
+                raise ValueError("expected an address without credentials: set --username and --password-file")
             host, port = parse_address(place.rstrip("/"))
         except ValueError as error:
-            raise ConfigError(f"--http: got {address!r}", option="--http", why=str(error)) from error
+            raise ConfigError(f"--http: got {without_secret(address)!r}", option="--http", why=str(error)) from error
         if (self.username is None) != (self.password_file is None):
             raise ConfigError(
                 "--username and --password-file belong together", option="--username", hint="set both, or none of them"

@@ -179,6 +179,12 @@ def test_options_of_a_registry_need_one(penstock: Command) -> None:
     assert (done.status, "expected http://HOST:PORT" in " ".join(done.err.split())) == (2, True), done.err
 
 
+def test_a_password_in_the_url_of_a_registry_is_not_printed(penstock: Command) -> None:
+    done = penstock("pipeline", "infer", "--registry", "https://ann:s3cret@registry.example", "--subject", "a")
+    assert (done.status, "https://***@registry.example" in done.err, "s3cret" in done.err) == (2, True, False)
+    assert "--registry-password-file" in done.err
+
+
 def test_types_of_other_schemas_are_written_where_they_are_first_used() -> None:
     twice = {
         "type": "record",

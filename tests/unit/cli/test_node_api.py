@@ -70,3 +70,9 @@ def test_a_working_directory_that_may_not_be_searched_has_no_node(monkeypatch: p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "is_file", denied)
     assert local_data_dir() == DATA_DIR
+
+
+def test_a_password_in_the_address_of_a_node_is_not_printed(penstock: Command) -> None:
+    done = penstock("status", "--http", "https://ann:s3cret@node.example:8080")
+    assert (done.status, "https://***@node.example:8080" in done.err, "s3cret" in done.err) == (2, True, False)
+    assert "set --username and --password-file" in done.err

@@ -70,6 +70,7 @@ class RegistryOptions:
         """Return the registry. Raises ConfigError: an option is not valid."""
         from pydantic import ValidationError
 
+        from penstock.runtime.io.network import without_secret
         from penstock.runtime.kafka.config import SchemaRegistry
 
         options = {
@@ -85,7 +86,11 @@ class RegistryOptions:
             name = "-".join(["--registry", *(str(part).replace("_", "-") for part in first["loc"] if part != "url")])
             why = first["msg"].removeprefix("Value error, ")
             raise ConfigError(
-                f"the schema registry {self.registry} cannot be used", option=name, why=why, hint=f"correct {name}"
+                f"the schema registry {without_secret(str(self.registry))} cannot be used",
+                option=name,
+                why=why,
+                hint=f"correct {name}; `user`, `password_file` and `ca` are --registry-user, --registry-password-file "
+                "and --registry-ca",
             ) from None
 
 
