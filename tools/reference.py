@@ -182,7 +182,7 @@ def parameter_texts(parameter: Any, context: Any) -> tuple[str, str, str]:
         if kind == "env var":
             facts += f" Environment variable: `{value}`."
         elif kind == "default":
-            facts += f" Default: {value.removeprefix('(').removesuffix(')')}."
+            facts += f" Default: {value}."
         elif fact == "required":
             facts += " Required."
         else:

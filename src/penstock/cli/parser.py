@@ -18,6 +18,7 @@ from penstock.cli.parameters import PlainParameters, source_of
 __all__ = ["command_name", "help_record", "typer_command"]
 
 _PYTHON_TYPE: Final = re.compile(r" <(?:str|path|file|directory|list\[\w+\])>$")
+_TEXT_DEFAULT: Final = re.compile(r"\bdefault: \(([^()]*)\)(?=[;\]])")
 
 _GIVEN: Final = ("COMMANDLINE", "ENVIRONMENT")
 """Sources of values that have precedence over a context."""
@@ -121,11 +122,15 @@ class CommandGroup(PlainParameters, TyperGroup):
 
 
 def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
-    """Return name and help of a parameter; arguments without the Python type that typer writes after the name."""
+    """Return name and help of a parameter, without what typer adds: the Python type after the name of an argument, and
+    parentheses around a default that is given as text."""
     record: tuple[str, str] | None = parameter.get_help_record(ctx)
-    if record is None or parameter.param_type_name != "argument":
-        return record
-    return _PYTHON_TYPE.sub("", record[0]), record[1]
+    if record is None:
+        return None
+    names, text = record
+    if parameter.param_type_name == "argument":
+        names = _PYTHON_TYPE.sub("", names)
+    return names, _TEXT_DEFAULT.sub(r"default: \1", text)
 
 
 class CommandWithExamples(PlainParameters, TyperCommand):
