@@ -128,7 +128,7 @@ def print_operations(
     for operation in operations:
         for text, times in operation.errors.most_common(3):
             note(f"{operation.name}: {times} times: {escape(text)}")
-        if not operation.latencies.count and not operation.errors:
+        if not operation.count and not operation.errors:
             note(f"{operation.name}: none began and ended in the time that is measured: set a longer --duration")
     if client_cpu >= _BUSY:
         note("the rate may be that of this command, not of the server: run several at once, and add their rates")

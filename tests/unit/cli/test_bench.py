@@ -40,7 +40,8 @@ def test_without_durations_there_is_no_quantile() -> None:
 def test_a_result_without_operations_has_a_note(capfd: pytest.CaptureFixture[str]) -> None:
     measured, slow = Operation("GET"), Operation("SET")
     measured.done(time.perf_counter(), 1)
-    print_operations([measured, slow], {}, client_cpu=0.0, as_json=False)
+    without_latencies = Operation("commit", count=4, seconds=2.0)
+    print_operations([measured, slow, without_latencies], {}, client_cpu=0.0, as_json=False)
     assert capfd.readouterr().err.splitlines() == [
         "SET: none began and ended in the time that is measured: set a longer --duration"
     ]
