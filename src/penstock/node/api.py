@@ -699,7 +699,9 @@ class _LinesResponse(StreamingResponse):
 
     def __init__(self, subscription: LiveSubscription) -> None:
         self._subscription = subscription
-        super().__init__(subscription.lines(), media_type="application/x-ndjson", headers=HEADERS)
+        # nginx would otherwise collect lines until its buffer is full, or the response ends.
+        headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        super().__init__(subscription.lines(), media_type="application/x-ndjson", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the lines; the subscription ends when the client disconnects."""

@@ -74,7 +74,9 @@ async def live(api: Api, query: str, path: str = "messages") -> AsyncIterator[Li
     reader, writer = await asyncio.open_connection(*parse_address(api.ready.http))
     head = f"GET /api/v1/{path}?{query} HTTP/1.1\r\nHost: {api.ready.http}\r\nAuthorization: {api.authorization}\r\n"
     writer.write((head + "\r\n").encode())
-    assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).startswith(b"HTTP/1.1 200")
+    head_lines = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).splitlines()
+    assert head_lines[0].startswith(b"HTTP/1.1 200")
+    assert b"x-accel-buffering: no" in head_lines  # a proxy passes each line on at once
     try:
         yield Live(reader)
     finally:
