@@ -9,7 +9,9 @@ PenstockError                 retriable: bool, hint: str | None
 ├── ConfigError               a setting: value, accepted values, place
 ├── DataLossError             requested data no longer exists: its range
 └── StorageError              file and position
-    └── OutOfSpaceError       no disk space: the write has no effect and can be repeated
+    └── ShortageError         the machine lacks a resource: the write has no effect and can be repeated
+        ├── OutOfSpaceError         disk space
+        └── OutOfDescriptorsError   file descriptors
 
 The message says what failed, ``why`` the cause, and ``hint`` what to do; ``str()`` of an error has all three. Values of
 peers are quoted, secrets are never shown.
@@ -21,11 +23,13 @@ __all__ = [
     "ConfigError",
     "DataLossError",
     "LocalProtocolError",
+    "OutOfDescriptorsError",
     "OutOfSpaceError",
     "PenstockError",
     "ProtocolError",
     "RefusedError",
     "RemoteProtocolError",
+    "ShortageError",
     "StorageError",
     "UnavailableError",
     "shortened",
@@ -180,5 +184,13 @@ class StorageError(PenstockError):
         self.position = position
 
 
-class OutOfSpaceError(StorageError):
-    """A write failed for lack of disk space or of a file descriptor, and has no effect: it can be repeated."""
+class ShortageError(StorageError):
+    """The machine currently lacks a resource for a call, which has no effect and can be repeated."""
+
+
+class OutOfSpaceError(ShortageError):
+    """There is no disk space for a write."""
+
+
+class OutOfDescriptorsError(ShortageError):
+    """There is no free file descriptor to open a file."""

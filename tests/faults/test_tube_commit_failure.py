@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import RefusedError, StorageError, UnavailableError
+from penstock.errors import OutOfDescriptorsError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.io import commit_queue
 from penstock.runtime.io.files import DirectFile, DirectFiles, DiskFullError
 from penstock.tube.broker import commits
@@ -205,7 +205,7 @@ async def test_without_a_file_descriptor_sends_wait_and_are_answered_when_there_
     with descriptor_limit(first_free_descriptor() + 1):  # for the data of the segment, not for its index
         serials = [client.send(b"%d" % number) for number in range(5)]
         await until(lambda: broker.stalled is not None)
-        assert broker.stalled is not None
+        assert isinstance(broker.stalled, OutOfDescriptorsError)
         assert broker.stalled.what == "tube-1: a commit waits for a file descriptor"
     assert all([(await client.answer(serial)).success for serial in serials])
     assert (broker.failure, broker.stats["failed"]) == (None, 0)

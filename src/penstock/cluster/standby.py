@@ -19,7 +19,7 @@ from penstock.cluster.commit import CommitFrame
 from penstock.cluster.follow import LOOK_S, LogFollower
 from penstock.cluster.log import LogKeys, MissingCommitsError, is_full, read_frames, read_head
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, ShortageError, StorageError, UnavailableError
 from penstock.runtime.io.clock import boot_ms
 from penstock.runtime.io.commit_log import CommitLog, LogPosition
 from penstock.runtime.io.wal import LoggedEnvironment
@@ -196,8 +196,8 @@ class Standby:
                 try:
                     environment.commit_body(frame.body, "following the active node")
                     break
-                except OutOfSpaceError as full:
-                    self._note_obstacle(type(full).__name__, "this node does not follow the active one for now", full)
+                except ShortageError as lack:
+                    self._note_obstacle(type(lack).__name__, "this node does not follow the active one for now", lack)
                     if self._closed.wait(1.0):
                         raise
             if preload is not None:

@@ -6,12 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from penstock.console.snapshots import Health, Reason, Severity
-from penstock.errors import OutOfSpaceError, PenstockError
+from penstock.errors import OutOfDescriptorsError, OutOfSpaceError, PenstockError
 from penstock.runtime.io.clock import wall_clock_ms
 
 __all__ = ["NodeHealth"]
 
 _RESTART = "correct the cause, then restart the node: it recovers what is on the disk"
+_SHORTAGES: dict[type[PenstockError], str] = {
+    OutOfSpaceError: "out_of_space",
+    OutOfDescriptorsError: "out_of_descriptors",
+}
+"""Codes of storage that waits for a resource."""
 
 
 class NodeHealth:
@@ -31,7 +36,7 @@ class NodeHealth:
         """Start time (ms since 1970) of each reason, by part and code."""
 
     def add_problem(self, part: str, problem: Callable[[], PenstockError | None], *, code: str = "") -> None:
-        """Add a problem of ``part``; ``code``: by default that of a storage that failed, or has no space."""
+        """Add a problem of ``part``; ``code``: by default that of a storage that failed, or lacks a resource."""
         self._problems.append((part, code, problem))
 
     def add_warning(self, part: str, code: str, warning: Callable[[], PenstockError | None]) -> None:
@@ -77,8 +82,7 @@ class NodeHealth:
     def _current_problems(self) -> Iterator[tuple[str, str, PenstockError]]:
         for part, code, problem in self._problems:
             if (found := problem()) is not None:
-                full = isinstance(found, OutOfSpaceError)
-                yield part, code or ("out_of_space" if full else "storage_failed"), found
+                yield part, code or _SHORTAGES.get(type(found), "storage_failed"), found
 
     def _current_warnings(self) -> Iterator[tuple[str, str, PenstockError]]:
         for part, warnings in self._warnings:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import OutOfSpaceError, StorageError
+from penstock.errors import OutOfDescriptorsError, OutOfSpaceError, StorageError
 from penstock.mqtt.client import MqttClient
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import RuleSection, TopicSection, Tube
+from penstock.node.health import NodeHealth
 from penstock.node.node import Node, ReadyNode
 from penstock.runtime.io.network import parse_address
 from penstock.runtime.observability.audit import read_audit
@@ -502,6 +503,22 @@ async def test_health_has_cause_action_and_time_of_each_reason(tmp_path: Path) -
         assert again == health
     finally:
         await node.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (OutOfSpaceError("a commit waits"), "out_of_space"),
+        (OutOfDescriptorsError("a commit waits"), "out_of_descriptors"),
+        (StorageError("a commit failed"), "storage_failed"),
+    ],
+)
+def test_health_tells_which_resource_a_commit_waits_for(failure: StorageError, code: str) -> None:
+    health = NodeHealth()
+    health.state = "ready"
+    health.add_problem("tube", lambda: failure)
+    found = health.snapshot()
+    assert (found.ready, [reason.code for reason in found.reasons]) == (False, [code])
 
 
 async def test_requests_that_end_early_or_have_long_numbers_are_no_errors_of_the_node(

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from penstock.errors import OutOfSpaceError, StorageError
+from penstock.errors import OutOfDescriptorsError, OutOfSpaceError, ShortageError, StorageError
 from penstock.runtime.io import commit_queue
 from penstock.runtime.io.commit_queue import CommitClient, CommitQueue, CommitWaiter
 from penstock.runtime.io.files import DiskFullError, NoDescriptorError
@@ -657,12 +657,14 @@ async def test_a_commit_without_disk_space_or_descriptor_waits_and_continues_by_
     client.submit(1, lambda failure: done.append((1, failure)))
     while client.queue.stalled is None:
         await asyncio.sleep(0)
-    assert isinstance(client.queue.stalled, OutOfSpaceError)
+    assert isinstance(client.queue.stalled, ShortageError)
     assert client.queue.failure is None
     if isinstance(error, DiskFullError):
+        assert isinstance(client.queue.stalled, OutOfSpaceError)
         assert client.queue.stalled.path == "/a/file"
         assert client.queue.stalled.hint == "free space on the file system: it continues by itself"
     if isinstance(error, NoDescriptorError):
+        assert isinstance(client.queue.stalled, OutOfDescriptorsError)
         assert client.queue.stalled.what == "t: a commit waits for a file descriptor"
         assert client.queue.stalled.why == "/a/file: Too many open files"
     client.submit(2, lambda failure: done.append((2, failure)))

@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from penstock.errors import OutOfSpaceError, StorageError
+from penstock.errors import OutOfDescriptorsError, OutOfSpaceError, ShortageError, StorageError
 from penstock.runtime.io.files import DirectFiles, Durability
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment, release_pages
 from tests.resource_limits import descriptor_limit, file_size_limit
@@ -96,7 +96,7 @@ def test_a_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught:
         environment.transact(write, "writing one row")
     assert caught.value.what == f"notes {tmp_path}: writing one row failed: mdb_txn_commit: Input/output error"
-    assert not isinstance(caught.value, OutOfSpaceError)
+    assert not isinstance(caught.value, ShortageError)
     assert (caught.value.why or "").endswith(" KiB are free on its file system")
     environment.close()
     assert rows_of(environment) == []
@@ -132,7 +132,7 @@ def test_an_environment_that_cannot_be_opened_again_is_opened_by_the_next_transa
 
     with descriptor_limit(3):
         release_pages()
-        with pytest.raises(OutOfSpaceError, match="writing waits for a file descriptor") as caught:
+        with pytest.raises(OutOfDescriptorsError, match="writing waits for a file descriptor") as caught:
             write()
         assert "Too many open files" in str(caught.value.why)
         with pytest.raises(StorageError, match="cannot be read"):
@@ -280,7 +280,7 @@ def test_a_write_that_a_full_disk_cuts_short_may_be_tried_again(
         # With space it is an error of the device.
         with pytest.raises(StorageError, match=r"writing rows failed: .*Input/output error") as failed:
             environment.transact(write, "writing rows", size=100)
-        assert not isinstance(failed.value, OutOfSpaceError)
+        assert not isinstance(failed.value, ShortageError)
     environment.transact(write, "writing rows", size=100)
     environment.close()
     assert rows_of(environment) == rows
@@ -307,6 +307,6 @@ def test_an_fsync_without_space_cannot_be_tried_again(tmp_path: Path) -> None:
     environment._env = Full(handle)  # type: ignore[assignment]
     with pytest.raises(StorageError, match="writing failed: mdb_env_sync") as caught:
         environment.transact(lambda t: t.put(b"k", b"v", db=environment.tables["rows"]), "writing", sync=True)
-    assert not isinstance(caught.value, OutOfSpaceError)
+    assert not isinstance(caught.value, ShortageError)
     environment._env = handle
     environment.close()

@@ -71,7 +71,7 @@ class CommitLog:
         instead.
 
         Raises:
-            DiskFullError, OutOfSpaceError: only the same commit may be retried. OSError: it is unknown how much was
+            DiskFullError, ShortageError: only the same commit may be retried. OSError: it is unknown how much was
             written. StorageError: no further commit is possible.
         """
         raise NotImplementedError

@@ -56,7 +56,7 @@ from typing import Final, Generic, TypeVar
 
 from mypy_extensions import mypyc_attr
 
-from penstock.errors import OutOfSpaceError, StorageError
+from penstock.errors import OutOfDescriptorsError, OutOfSpaceError, ShortageError, StorageError
 from penstock.runtime.durations import Durations
 from penstock.runtime.io.descriptors import WAIT_HINT
 from penstock.runtime.io.files import DiskFullError, NoDescriptorError
@@ -462,7 +462,7 @@ class CommitQueue(Generic[Batch]):
                 _log.warning("%s: commits continue", self.name)
             self.commits += 1
             self.durations.observe(seconds)
-        elif isinstance(failure, OutOfSpaceError) and not self._gives_up:
+        elif isinstance(failure, ShortageError) and not self._gives_up:
             self._stall(batch, failure)
             return
         elif not self._closed:
@@ -506,14 +506,12 @@ class CommitQueue(Generic[Batch]):
             self._begin_pause()
 
 
-def _wait_reason(name: str, lack: OSError) -> OutOfSpaceError:
+def _wait_reason(name: str, lack: OSError) -> ShortageError:
     """Return the error of a commit that waits because of ``lack``."""
-    wanted, hint = "disk space", "free space on the file system: it continues by itself"
+    path, why = str(lack.filename or ""), f"{lack.filename}: {lack.strerror}"
     if isinstance(lack, NoDescriptorError):
-        wanted, hint = "a file descriptor", WAIT_HINT
-    return OutOfSpaceError(
-        f"{name}: a commit waits for {wanted}",
-        path=str(lack.filename or ""),
-        why=f"{lack.filename}: {lack.strerror}",
-        hint=hint,
-    )
+        return OutOfDescriptorsError(
+            f"{name}: a commit waits for a file descriptor", path=path, why=why, hint=WAIT_HINT
+        )
+    hint = "free space on the file system: it continues by itself"
+    return OutOfSpaceError(f"{name}: a commit waits for disk space", path=path, why=why, hint=hint)

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import lmdb
 
-from penstock.errors import OutOfSpaceError, StorageError
+from penstock.errors import OutOfDescriptorsError, OutOfSpaceError, StorageError
 from penstock.runtime.io.descriptors import WAIT_HINT
 from penstock.runtime.io.files import DirectFiles, Durability, free_space_text
 
@@ -169,7 +169,7 @@ class LmdbEnvironment:
         ``size``: bytes of the data. If there is no space for them, no transaction is begun.
 
         Raises:
-            OutOfSpaceError: the disk is full; nothing was written, and the call may be repeated.
+            ShortageError: there is no disk space or file descriptor; nothing was written, and the call may be repeated.
             StorageError: ``what`` failed; the data may not be on disk.
         """
         assert self._env is not None, "open() comes first"
@@ -186,7 +186,7 @@ class LmdbEnvironment:
             ):
                 raise self._out_of_space(what, error) from error
             if self._dropped and str(error).endswith(_NO_DESCRIPTOR):
-                raise OutOfSpaceError(
+                raise OutOfDescriptorsError(
                     f"{self._name}: {what} waits for a file descriptor",
                     path=str(self.path / "data.mdb"),
                     why=str(error),

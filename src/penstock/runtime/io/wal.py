@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 import lmdb
 from mypy_extensions import mypyc_attr
 
-from penstock.errors import OutOfSpaceError, StorageError
+from penstock.errors import OutOfSpaceError, ShortageError, StorageError
 from penstock.runtime.io.commit_log import CommitLog, LogPosition, decode_position
 from penstock.runtime.io.files import DirectFiles, DiskFullError, Durability, Files
 from penstock.runtime.io.lmdb_environment import LmdbEnvironment
@@ -154,7 +154,7 @@ class LoggedEnvironment:
         ``body`` is an encoded frame body; ``what`` describes the commit in errors.
 
         Raises:
-            OutOfSpaceError: nothing is committed; only the same commit may be retried. StorageError: it is unknown
+            ShortageError: nothing is committed; only the same commit may be retried. StorageError: it is unknown
             whether anything is on disk, and every later commit fails too; or the environment is closed.
         """
         if self._follower is None:
@@ -181,7 +181,7 @@ class LoggedEnvironment:
         except OSError as error:
             self._failure = self._error(error, f"{what} failed")
             raise self._failure from error
-        except OutOfSpaceError:
+        except ShortageError:
             raise  # raised by the log: the same commit may be repeated
         except StorageError as refused:
             self._failure = refused
@@ -312,7 +312,7 @@ class LoggedEnvironment:
                 thread.join()
                 # After a failure the next start recovers from the log.
                 if self._failure is None:
-                    with suppress(OutOfSpaceError):  # the log contains everything, and the next start recovers from it
+                    with suppress(ShortageError):  # the log contains everything, and the next start recovers from it
                         self._apply("closing")
         finally:
             self._leave()
@@ -334,10 +334,10 @@ class LoggedEnvironment:
         try:
             self._apply("applying the log to LMDB")
             self._waits = False
-        except OutOfSpaceError as full:
+        except ShortageError as lack:
             # No data is lost: commits continue while the log has room.
             if not self._waits:
-                _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, full)
+                _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, lack)
             self._waits = True
         except StorageError as error:
             _log.critical("read-only path=%s: %s", self.path, error)
@@ -384,7 +384,7 @@ class LoggedEnvironment:
                         decoded = size
                         time.sleep(0)  # let the event loop have the interpreter
                 self._environment.transact(write, what, size=size)
-            except OutOfSpaceError:
+            except ShortageError:
                 self._pending.put_back(pending)
                 raise
             except StorageError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from penstock.errors import OutOfSpaceError, StorageError
+from penstock.errors import OutOfDescriptorsError, StorageError
 from penstock.runtime.io.descriptors import WAIT_HINT
 from penstock.runtime.io.files import File, Files, NoDescriptorError
 from penstock.tube.engine.interfaces import LeftoverFile, StagedFile, StagingStore
@@ -179,13 +179,13 @@ class StagingDirectory(StagingStore):
             work.file.durable_rows = work.rows
 
     def read(self, staged: AttemptFile) -> Iterator[tuple[bytes, int]]:
-        """Implements `AttemptFile.read`. Raises OutOfSpaceError before the first record: it may be read again."""
+        """Implements `AttemptFile.read`. Raises OutOfDescriptorsError before the first record: it may be read again."""
         if not staged.durable_size:
             return
         try:
             file = self._files.open(staged.path)
         except NoDescriptorError as error:
-            raise OutOfSpaceError(
+            raise OutOfDescriptorsError(
                 "tube: the rows of a committed batch wait for a file descriptor",
                 path=str(staged.path),
                 why=f"{staged.path}: {error.strerror}",

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from penstock.errors import OutOfSpaceError, StorageError
+from penstock.errors import ShortageError, StorageError
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import MethodId
@@ -76,7 +76,7 @@ class Publishing:
         self._again: tuple[Publication, pb.StagedRows] | None = None
         self.held = False
         """True if nothing can be published yet: the next rows have an unknown topic, or cannot be read yet."""
-        self.stalled: OutOfSpaceError | None = None
+        self.stalled: ShortageError | None = None
         """The reason if the next rows cannot be read yet."""
 
     @property
@@ -98,7 +98,7 @@ class Publishing:
             publication = self._queue[0]
             try:
                 part = self._next(publication)
-            except OutOfSpaceError as error:
+            except ShortageError as error:
                 publication.parts = None  # begins with the rows of the same attempt: it has returned none of them
                 self.held, self.stalled = True, error
                 break
@@ -154,7 +154,7 @@ class Publishing:
                     for body, count in attempt.file.read():
                         yield from pb.Transaction.FromString(body).rows
                         left -= count
-                except OutOfSpaceError:
+                except ShortageError:
                     raise
                 except StorageError as error:
                     self.lost.append(f"query {query.name}, batch {query.decision.batch}: {left} rows: {error.what}")
