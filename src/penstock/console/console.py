@@ -37,7 +37,7 @@ from penstock.statestore.service.service import StateStoreService
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.master.master import TubeMaster
 
-__all__ = ["HISTORY", "Console"]
+__all__ = ["Console"]
 
 SAMPLE_S: Final = 1.0
 TOPIC_SAMPLE_S: Final = 5
@@ -47,7 +47,7 @@ SLOW_COMMIT_S: Final = 0.2
 EVENT_EVERY_S: Final = 10
 """Seconds between two events of the same limit or slow commit."""
 
-HISTORY: Final = ("mqtt_in", "mqtt_out", "rules_logged", "log_in", "log_out", "statestore_requests", "cpu_s", "queued")
+_HISTORY: Final = ("mqtt_in", "mqtt_out", "rules_logged", "log_in", "log_out", "statestore_requests", "cpu_s", "queued")
 """Names of the series in the history."""
 
 _LIMITS: Final[Mapping[str, str]] = {
@@ -222,6 +222,13 @@ class Console:
         )  # fmt: skip
         return (*hops, *pipelines)
 
+    def history(self, since_ms: int = 0) -> tuple[list[int], dict[str, list[float]]]:
+        """Return the times of the samples after ``since_ms``, in ms since 1970 by the current system clock, and the
+        rates at these times."""
+        offset_s = time.time() - time.monotonic()
+        times, series = self.rates.history(_HISTORY, since_ms / 1000 - offset_s)
+        return [round((at_s + offset_s) * 1000) for at_s in times], series
+
     # Sampling
 
     def _sample(self, due_s: float) -> None:
@@ -229,9 +236,10 @@ class Console:
         now_s = loop.time()
         self._delay_s = max(0.0, now_s - due_s)
         before = self.rates.latest
-        now = self.rates.sample(time.time())
+        at_s = time.monotonic()  # rates must not depend on steps of the system clock
+        now = self.rates.sample(at_s)
         if self._samples % TOPIC_SAMPLE_S == 0:
-            self._topics.sample(time.time())
+            self._topics.sample(at_s)
         self._samples += 1
         if before:
             self._report_limits(before, now, now_s)

@@ -35,7 +35,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from penstock.console.console import HISTORY, Console
+from penstock.console.console import Console
 from penstock.console.pages import DEFAULT_LIMIT, MAX_LIMIT, Page, PageQuery
 from penstock.console.records import RecordQuery
 from penstock.console.snapshots import Key, RecordPage, as_json
@@ -188,8 +188,8 @@ class _Api:
             raise ApiFailure.of(error, 503, "etcd_unavailable") from None
 
     async def history(self, request: Request, _caller: Caller) -> object:
-        times, series = self._console.rates.history(HISTORY, number_of(request, "since", 0) / 1000)
-        return {"at": [round(at * 1000) for at in times], "series": series}
+        times, series = self._console.history(number_of(request, "since", 0))
+        return {"at": times, "series": series}
 
     async def events(self, request: Request, _caller: Caller) -> object:
         least = request.query_params.get("level", "info")

@@ -46,7 +46,7 @@ from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
 from penstock.node.tube_broker import late_batches
 from penstock.node.tube_cluster import TubeClusterTarget
 from penstock.node.web import WebConsole
-from penstock.runtime.io.clock import SteppedClock, wall_clock_ms
+from penstock.runtime.io.clock import SteppedClock, monotonic_ms, wall_clock_ms
 from penstock.runtime.io.commit_log import CommitLog
 from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.runtime.io.disk_space import DiskSpace, Writer
@@ -147,6 +147,7 @@ class Node:
         self.health = NodeHealth()
         self._stalls = 0
         self._started = time.time()
+        self._started_ms = monotonic_ms()
         self._rules: list[RuleService] = []
         self._bound: dict[str, Address] = {}
         self.console = Console(
@@ -758,7 +759,7 @@ class Node:
             data_dir=str(config.data_dir.absolute()),
             durability=str(config.durability),
             started_at=int(self._started * 1000),
-            uptime_s=time.time() - self._started,
+            uptime_s=(monotonic_ms() - self._started_ms) / 1000,
             now_at=wall_clock_ms(),
         )
 

@@ -97,6 +97,8 @@ async def test_the_overview_shows_node_listeners_load_and_hops(tmp_path: Path) -
         }  # fmt: skip
         history = await api.until("/history", lambda now: sum(now["series"]["mqtt_in"]) > 0)
         assert len(history["at"]) == len(history["series"]["mqtt_in"])
+        assert history["at"] == sorted(history["at"])
+        assert (await api.get(f"/history?since={history['at'][-1] + 60_000}"))["at"] == []
         (rule,) = (await api.get("/rules"))["rows"]
         assert (rule["filter"], rule["logged"], rule["waiting"]) == ("plant/#", 5, 0)
 

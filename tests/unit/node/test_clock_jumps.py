@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,7 @@ class SystemClock:
         self.error_s = 0
         self._right = time.time_ns
         monkeypatch.setattr(time, "time_ns", lambda: self._right() + self.error_s * 10**9)
+        monkeypatch.setattr(time, "time", lambda: time.time_ns() / 10**9)
 
     def right_ms(self) -> int:
         return self._right() // 1_000_000
@@ -167,6 +170,34 @@ async def test_repair_refuses_a_missing_directory_and_a_wrong_clock(
     system.error_s = -time.time_ns() // 10**9 + 100
     status, _, err = penstock("statestore", "repair", "--data-dir", str(tmp_path))
     assert (status, "the system clock shows 1970" in err) == (1, True)
+
+
+@pytest.mark.parametrize("error_s", [-3600, TEN_YEARS_S])
+async def test_rates_and_uptime_do_not_depend_on_the_clock(tmp_path: Path, system: SystemClock, error_s: int) -> None:
+    node = Node(config(tmp_path))
+    ready = await node.start()
+
+    async def api(path: str, reached: Callable[[Any], bool]) -> Any:
+        async with asyncio.timeout(60):
+            while not reached(found := json.loads((await http(ready.http, f"/api/v1/{path}"))[1])):
+                await asyncio.sleep(0.02)
+        return found
+
+    try:
+        async with MqttClient(*parse_address(ready.mqtt)) as mqtt:
+            await mqtt.publish("t", b"before")
+            before = await api("history", lambda now: sum(now["series"]["mqtt_in"]) > 0)
+            system.error_s = error_s
+            await mqtt.publish("t", b"after")
+            samples = len(before["at"])
+            after = await api("history", lambda now: len(now["at"]) > samples)
+        around = after["series"]["mqtt_in"][samples - 1 : samples + 1]
+        assert all(around), "a rate covers several seconds"
+        assert after["at"] == sorted(after["at"])
+        assert abs(after["at"][-1] - time.time() * 1000) < 60_000
+        assert 0 < (await api("overview", lambda _: True))["node"]["uptime_s"] < 600
+    finally:
+        await node.close()
 
 
 async def test_sessions_outlive_a_clock_that_is_set(tmp_path: Path, system: SystemClock) -> None:
