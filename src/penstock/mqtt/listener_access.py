@@ -66,6 +66,8 @@ class AccessRules(NamedTuple):
     tokens: Mapping[bytes, Token] | None = None
     policy: Policy | None = None
     token_method: str = METHOD
+    salt_key: bytes | None = None
+    """Key of the salts of unknown users in the user file."""
 
 
 class Certificate(NamedTuple):
@@ -156,7 +158,8 @@ class ListenerAccess:
         self._stats = stats
         self._now = now
         self._node_topics = node_topics
-        self._secret = secrets.token_bytes(32)
+        self._salt_key = secrets.token_bytes(32)
+        """For user files without a key."""
 
     # Called by the broker
 
@@ -267,7 +270,9 @@ class ListenerAccess:
         data = credentials.data or b""
         if method == SCRAM_METHOD and AuthenticationMethod.SCRAM in self.methods:
             users = self.access_rules.users or {}
-            exchange = ScramExchange(users, secret=self._secret, nonce=secrets.token_urlsafe(18))
+            exchange = ScramExchange(
+                users, secret=self.access_rules.salt_key or self._salt_key, nonce=secrets.token_urlsafe(18)
+            )
             first = exchange.first(data)
             if first is None:
                 self._refuse(credentials, _REFUSED, answer, now, "invalid first message of SCRAM")

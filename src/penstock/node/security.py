@@ -59,7 +59,7 @@ from penstock.node.metric_help import add_metrics
 from penstock.runtime.io.clock import wall_clock_ms
 from penstock.runtime.io.network import Address
 from penstock.runtime.observability.metrics import Metrics, counters_of
-from penstock.security.passwords import Credential, read_passwords
+from penstock.security.passwords import Credential, read_passwords, read_salt_key
 from penstock.security.policy import NOTHING, Permissions, Policy, Principal
 from penstock.security.policy_file import load_policy
 from penstock.security.tokens import load_tokens
@@ -637,6 +637,7 @@ def _read_access_rules(security: Security) -> AccessRules:
         tokens=None if security.tokens is None else load_tokens(security.tokens),
         policy=None if security.policies is None else load_policy(security.policies),
         token_method=security.token_method,
+        salt_key=None if security.passwords is None else read_salt_key(security.passwords),
     )
 
 

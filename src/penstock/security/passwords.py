@@ -11,8 +11,9 @@ which the user signs in the TubeMQ protocol (:mod:`penstock.security.tube_key`);
 there.
 
 With SCRAM-SHA-256 a client proves that it knows the password without sending it, in two messages in each direction. The
-exchange with an unknown user is completed with a salt that depends on the name only, so that clients cannot find out
-which users exist.
+exchange with an unknown user is completed with a salt that depends only on the name and on a key in a comment of the
+file, so that clients cannot find out which users exist: the salt is the same on every listener, after a restart, and on
+every node with a copy of the file.
 
 Source: RFC 9106 (Argon2), RFC 5802 and 7677 (SCRAM-SHA-256), RFC 5803 (format of a verifier); MQTT 5.0 section 4.12.
 """
@@ -48,6 +49,7 @@ __all__ = [
     "edit_passwords",
     "make_credential",
     "read_passwords",
+    "read_salt_key",
     "verify_password",
 ]
 
@@ -67,6 +69,9 @@ _SCRAM: Final = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([A-Za-z0-9+/=]+)\$([A-
 _HEAD: Final = (
     "# Users of this node: name, argon2 hash, SCRAM verifier, TubeMQ signing key. Written by `penstock user`.\n"
 )
+_SALT_KEY: Final = re.compile(rb"^# Key of the salts of unknown users: ([0-9a-f]{64})$", re.MULTILINE)
+_SALT_KEY_WITHIN: Final = 4096
+"""Bytes at the beginning of the file that can contain the key."""
 
 
 class ScramVerifier(NamedTuple):
@@ -147,15 +152,7 @@ def read_passwords(path: Path) -> dict[str, Credential]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}",
-            where=str(path),
-            hint=(
-                "let the user of this process read the file"
-                if isinstance(error, PermissionError)
-                else "check the path; `penstock user create` creates the file"
-            ),
-        ) from error
+        raise _unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8", where=str(path), hint="write UTF-8") from error
     found: dict[str, Credential] = {}
@@ -178,8 +175,22 @@ def read_passwords(path: Path) -> dict[str, Credential]:
     return found
 
 
+def read_salt_key(path: Path) -> bytes | None:
+    """Read the key of the salts of unknown users in the file at ``path``; None if it has none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            found = _SALT_KEY.search(file.read(_SALT_KEY_WITHIN))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return None if found is None else bytes.fromhex(found[1].decode())
+
+
 def edit_passwords(path: Path, change: Callable[[dict[str, Credential]], Mapping[str, Credential]]) -> None:
-    """Replace the users of the file with the result of ``change``; a missing file has none.
+    """Replace the users of the file with the result of ``change``; a missing file has none. The key of salts stays.
 
     The new file is complete and durable, with mode 0600 and the owner of the old one, before it replaces the old one.
     Concurrent edits wait for each other.
@@ -194,8 +205,10 @@ def edit_passwords(path: Path, change: Callable[[dict[str, Credential]], Mapping
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(directory, fcntl.LOCK_EX)
-            old = read_passwords(path) if path.exists() else {}
-            text = _HEAD + "".join("\t".join(c).rstrip("\t") + "\n" for c in change(old).values())
+            old, key = (read_passwords(path), read_salt_key(path)) if path.exists() else ({}, None)
+            key = key or secrets.token_bytes(32)
+            text = f"{_HEAD}# Key of the salts of unknown users: {key.hex()}\n"
+            text += "".join("\t".join(c).rstrip("\t") + "\n" for c in change(old).values())
             try:
                 _write(temporary, text, path.stat() if path.exists() else None)
                 temporary.replace(path)
@@ -210,6 +223,18 @@ def edit_passwords(path: Path, change: Callable[[dict[str, Credential]], Mapping
             path=str(path),
             hint="check the directory and its permissions",
         ) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path}: cannot be read: {error.strerror}",
+        where=str(path),
+        hint=(
+            "let the user of this process read the file"
+            if isinstance(error, PermissionError)
+            else "check the path; `penstock user create` creates the file"
+        ),
+    )
 
 
 def _write(path: Path, text: str, owner: os.stat_result | None) -> None:

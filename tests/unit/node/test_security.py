@@ -123,6 +123,44 @@ async def test_a_session_belongs_to_the_user_that_created_it(tmp_path: Path) -> 
             assert again.server.session_present
 
 
+class SaltOf:
+    """Asks the server for the SCRAM salt of a user, whose password it does not know [EnhancedAuthentication]."""
+
+    method = "SCRAM-SHA-256"
+
+    def __init__(self, user: str) -> None:
+        self._user = user
+        self.salt = ""
+
+    def start(self) -> bytes:
+        return f"n,,n={self._user},r=nonce".encode()
+
+    def answer(self, data: bytes | None) -> bytes:
+        self.salt = (data or b"").decode().split(",")[1]
+        return b"c=biws,r=nonce,p=AAAA"
+
+    def finish(self, data: bytes | None) -> None:
+        raise AssertionError(f"accepted: {data!r}")
+
+
+async def test_scram_does_not_tell_which_users_exist(tmp_path: Path) -> None:
+    """The salt of an unknown user is as constant as that of a user."""
+    passwords = tmp_path / "passwords"
+    put_user(passwords, "ann", b"secret")
+    salts: dict[str, set[str]] = {"ann": set(), "nobody": set()}
+    for later_user in ("bob", "eve"):
+        async with serving(
+            mqtt={"listeners": {"more": {"bind": "127.0.0.1:0"}}}, security={"passwords": str(passwords)}
+        ) as (_, bound):
+            for address in bound.values():
+                for user, found in salts.items():
+                    probe = SaltOf(user)
+                    assert await refusal(address, authentication=probe) == 0x87
+                    found.add(probe.salt)
+        put_user(passwords, later_user, b"secret")
+    assert {user: len(found) for user, found in salts.items()} == {"ann": 1, "nobody": 1}
+
+
 async def test_listeners_of_each_kind(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("server", "127.0.0.1")
