@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import penstock
 from penstock.errors import RemoteProtocolError
-from penstock.tube.admin.request import UNAUTHORIZED, UNKNOWN, BadParameter, Caller, Params, format_time
+from penstock.tube.admin.request import UNAUTHORIZED, UNKNOWN, BadParameter, Caller, Params, as_number, format_time
 from penstock.tube.codec.message import INDEX_RECORD_BYTES, MSG_TIME, MSG_TYPE, filter_key, parse_attributes, split_data
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import GROUP_RULE, OFFSET_HISTORY_TOPIC, partition_ids, valid_group
@@ -399,9 +399,9 @@ def _manual(admin: BrokerAdmin, text: str) -> Iterator[tuple[str, int, int]]:
             raise BadParameter(f"offsetJsonInfo {name!r}: brokerId:topic:partitionId with a number is expected")
         if pieces[0] != str(admin.broker_id):
             continue  # belongs to another broker of the cluster
-        partition = int(pieces[2]) if pieces[2].isdecimal() else -1
+        partition = as_number(pieces[2], f"offsetJsonInfo {name:.100}: the partition")
         if not admin.topic(pieces[1]).has(partition):
-            raise BadParameter(f"topic {pieces[1]} has no partition {pieces[2]} on this broker")
+            raise BadParameter(f"topic {pieces[1]} has no partition {partition} on this broker")
         yield pieces[1], partition, offset
 
 
@@ -420,7 +420,7 @@ def _move(admin: BrokerAdmin, key: Key, offset: int) -> Answer:
 def _set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
     """Set offsets to the first message appended at ``recordTime`` or later; the reference uses its offset history."""
     time_ms = params.time_ms("recordTime")
-    rows = []
+    targets: list[tuple[Key, int]] = []
     for group in _groups_to_set(params, "groupName"):
         # Without a topic, change the topics that the group has consumed, not all topics of the broker.
         known = {key[1] for key, _ in admin.engine.offsets.items() if key[0] == group}
@@ -428,8 +428,8 @@ def _set_by_time(admin: BrokerAdmin, params: Params) -> list[Answer]:
             topic = admin.topic(name)
             for partition in admin.partitions(topic):
                 target = admin.engine.topics.store(topic, partition).offset_at(time_ms)
-                rows.append(_move(admin, (group, name, partition), target))
-    return rows
+                targets.append(((group, name, partition), target))
+    return [_move(admin, key, offset) for key, offset in targets]  # all are valid: a refused request changes nothing
 
 
 def _clone_offsets(admin: BrokerAdmin, params: Params) -> list[Answer]:
@@ -606,7 +606,7 @@ class BrokerMethod(NamedTuple):
     """One method: the function, whether it makes a change, and a line for the reference page.
 
     ``rows`` and ``total`` are the names of the rows and of their number in the response, which differ between the
-    reference's  ``single``: the row's fields are in the response itself as well. ``bodies``: the response has
+    reference's methods. ``single``: the row's fields are in the response itself as well. ``bodies``: the response has
     the contents of messages. ``only``: all parameters of a change; others are rejected.
     """
 

@@ -142,6 +142,14 @@ def test_a_group_is_put_at_a_time() -> None:
         )
 
 
+def test_a_refused_change_by_time_changes_nothing() -> None:
+    admin = consuming()
+    before = admin.talk.offsets.items()
+    where = {"groupName": "group", "topicName": "demo,other", "recordTime": format_time(NOW - 10_000), **USER}
+    assert "'other' is not on this broker" in admin.refused("admin_set_offset_by_time", **where)
+    assert admin.talk.offsets.items() == before
+
+
 @pytest.mark.parametrize("group", ["a b", "1st", "x", "größe", "g" * 1025, "a\0b", "two,x y", ","])
 def test_an_invalid_group_gets_no_offset(group: str) -> None:
     admin = consuming()
@@ -211,7 +219,12 @@ def test_a_change_needs_a_user(method: str) -> None:
         (
             "admin_set_offset",
             {"groupName": "gg", "manualSet": "true", "offsetJsonInfo": '{"1:demo:x": 1}', **USER},
-            "no partition x",
+            "the partition 'x' is not a number",
+        ),
+        (
+            "admin_set_offset",
+            {"groupName": "gg", "manualSet": "true", "offsetJsonInfo": f'{{"1:demo:{"9" * 5000}": 1}}', **USER},
+            "is not a number",
         ),
     ],
 )
