@@ -139,7 +139,8 @@ def _sinks(
         name = query["sink"]
         last = ledger.last(name)
         if name in refused:
-            yield PlanChange(REFUSED, f"sink {name}", f"{refused[name].what}; {refused[name].why}")
+            what = refused[name].what.removeprefix(f"sink {name!r}: ")
+            yield PlanChange(REFUSED, f"sink {name}", f"{what}; {refused[name].why}")
         elif not layout.checkpoint(state, name).exists():
             renamed = _renamed_from(query, were, now)
             if renamed is None:
@@ -185,6 +186,11 @@ def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, r
                 why="its lease, its offsets and the settings of Spark belong to them",
                 hint=restart,
             )
+    found_changes = changes(after, state) or ()
+    # First what a new start would not accept, either.
+    for change in found_changes:
+        if change.mark == REFUSED:
+            raise RefusedError(f"{change.what}: {change.text}", hint=START_OVER)
     for pipeline in (before, after):
         for found in plan(pipeline):
             kept = next((step.name for step in found.steps if step.kind in STATEFUL), None)
@@ -201,9 +207,7 @@ def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, r
             why="the jars of Delta Lake are loaded when Spark starts",
             hint=restart,
         )
-    for change in changes(after, state) or ():
-        if change.mark == REFUSED:
-            raise RefusedError(f"{change.what}: {change.text}", hint=START_OVER)
+    for change in found_changes:
         if change.mark == ASKED and not repeats:
             raise RefusedError(
                 f"{change.what} {change.text}", hint="keep the previous name, or add --yes to write the records again"

@@ -11,9 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, RefusedError
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.ledger.plan_changes import ASKED, PlanChange, changes, check_table_types, remember
+from penstock.pipelines.ledger.plan_changes import (
+    ASKED,
+    PlanChange,
+    changes,
+    check_applicable,
+    check_table_types,
+    remember,
+)
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import check_shapes
 from penstock.pipelines.state_dir.layout import claim, create_json
@@ -189,7 +196,18 @@ def test_changes_that_are_incompatible_with_the_checkpoint_are_reported(tmp_path
     found = changes(parse(FILE.replace("duration: 3 hours", "duration: 4 hours")), tmp_path) or []
     (refused,) = [change for change in found if change.mark == "!"]
     assert refused.what == "sink alarms"
-    assert "its window changed since its checkpoint was created" in refused.text
+    assert refused.text.startswith("its window changed since its checkpoint was created")
+
+
+def test_a_change_that_a_new_start_would_refuse_is_not_refused_with_the_advice_to_start(tmp_path: Path) -> None:
+    ran(tmp_path)
+    changed = FILE.replace("duration: 3 hours", "duration: 4 hours")
+    with pytest.raises(RefusedError, match="sink alarms: its window changed") as refused:
+        check_applicable(parse(), parse(changed), tmp_path)
+    assert "give the sink a new name" in (refused.value.hint or "")
+    with pytest.raises(RefusedError, match="keeps state") as refused:
+        check_applicable(parse(), parse(FILE.replace("flow >= 0", "flow > 0")), tmp_path)
+    assert "stop the run" in (refused.value.hint or "")
 
 
 def test_state_of_a_version_that_kept_no_plan(tmp_path: Path) -> None:
