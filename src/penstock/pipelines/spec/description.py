@@ -191,8 +191,12 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
         leaves["rows without a key, or with a value that PostgreSQL does not store"] = _fate(
             sink_plan, sink_letter(sink.name), kept=kept
         )
+    if sink.statestore is not None:
+        leaves["rows whose key or value cannot be written"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
     if sink.table is not None and sink.table.partition_by:
         leaves["rows whose value cannot be a partition"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
+    if sink.table is not None and sink.table.delete_when is not None:
+        leaves["rows on which delete_when fails"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
     schema = {} if sink.registered is None else {"schema": _value_schema(pipeline, sink, sink.registered)}
     return {
         "sink": sink.name,

@@ -40,6 +40,24 @@ def test_each_query_says_what_it_does_and_what_it_leaves() -> None:
     assert seen["steps"] == []
 
 
+@pytest.mark.parametrize(
+    ("sink", "leaves"),
+    [
+        ('statestore: {entries: [{key: "{branch}", value: [flow]}]}', "rows whose key or value cannot be written"),
+        (
+            "table: {path: t, mode: merge, keys: [branch], order_by: _offset, delete_when: flow < 0}",
+            "rows on which delete_when fails",
+        ),
+        ("table: {path: t, partition_by: [branch]}", "rows whose value cannot be a partition"),
+        ("table: {path: t}", None),
+    ],
+)
+def test_the_plan_says_which_rows_a_sink_refuses(sink: str, leaves: str | None) -> None:
+    *_, last = as_data(parse(FILE + f"  - {{name: last, from: plausible, {sink}}}\n"))["queries"]
+    fate = "counted as dead, kept as dead letters by this query"
+    assert last["leaves"] == ({} if leaves is None else {leaves: fate})
+
+
 def test_the_plan_says_which_sinks_share_a_query() -> None:
     found = parse(FILE + MORE.replace("from: once", "from: plausible"))
     shares = {query["sink"]: query["shares_with"] for query in as_data(found)["queries"]}
