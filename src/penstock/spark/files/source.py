@@ -562,7 +562,8 @@ def _parquet(entry: FileEntry) -> Iterator[pa.RecordBatch]:
 def json_objects(rows: pa.RecordBatch, constants: Mapping[str, Any]) -> list[bytes]:
     """Encode ``rows`` as JSON objects, with the columns ``constants``, whose values are the same in all rows.
 
-    Timestamps are in ISO 8601 and UTC, binary is base64; integers and decimals have all their digits.
+    Timestamps are in ISO 8601 and UTC, binary is base64; integers and decimals have all their digits. Maps are objects,
+    whose names are the keys as texts.
     """
     import pyarrow as pa
 
@@ -574,7 +575,7 @@ def json_objects(rows: pa.RecordBatch, constants: Mapping[str, Any]) -> list[byt
         if any(holds(column.type) for holds in is_exact):
             texts = [text or "null" for text in column.cast(pa.string()).to_pylist()]
         else:
-            texts = list(map(_as_json, column.to_pylist()))
+            texts = list(map(_json_writer(column.type), column.to_pylist()))
         prefix = f"{_as_json(name)}: "
         encoded.append([prefix + text for text in texts])
     fixed = [f"{_as_json(name)}: {_as_json(value)}" for name, value in constants.items()]
@@ -587,6 +588,43 @@ def json_objects(rows: pa.RecordBatch, constants: Mapping[str, Any]) -> list[byt
 _DECIMAL = secrets.token_hex(8)
 """Begin of a text that stands for a number, since ``json`` has no way to write one with all its digits."""
 _MARKED = re.compile(f'"{_DECIMAL}([^"]*)"')
+
+
+def _json_writer(kind: pa.DataType) -> Callable[[Any], str]:
+    """Return the function that encodes values of the type ``kind`` as JSON.
+
+    Arrow returns a map as pairs. One with the same key twice becomes an object with the same name twice, which is not
+    valid: no value is left out silently.
+    """
+    import pyarrow as pa
+
+    kinds, made = pa.types, cast("Any", kind)
+    if kinds.is_map(kind):
+        value = _json_writer(made.item_type)
+        return lambda given: _in_braces(
+            None if given is None else [(_key_text(name), value(each)) for name, each in given]
+        )
+    if kinds.is_struct(kind):
+        fields = [(field.name, _json_writer(field.type)) for field in made]
+        if any(write is not _as_json for _, write in fields):
+            return lambda given: _in_braces(
+                None if given is None else [(name, write(given[name])) for name, write in fields]
+            )
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        element = _json_writer(made.value_type)
+        if element is not _as_json:
+            return lambda given: "null" if given is None else f"[{', '.join(map(element, given))}]"
+    return _as_json
+
+
+def _in_braces(members: list[tuple[str, str]] | None) -> str:
+    """Return the JSON object with ``members``, names and encoded values; null for None."""
+    return "null" if members is None else f"{{{', '.join(f'{_as_json(name)}: {text}' for name, text in members)}}}"
+
+
+def _key_text(key: object) -> str:
+    text = _as_json(key)
+    return str(json.loads(text)) if text.startswith('"') else text
 
 
 def _as_json(value: object) -> str:
