@@ -143,7 +143,7 @@ class CalledFunction:
         linecache.cache[self.file] = (len(self.code), None, self.code.splitlines(keepends=True), self.file)
         try:
             exec(compile(self.code, self.file, "exec"), module.__dict__)  # noqa: S102 - the step's own code
-        except Exception as error:  # noqa: BLE001 - any error of the user's code is reported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the user's code is reported
             raise ConfigError(
                 f"step {self.step!r}: {self.file} cannot be loaded: {self._error_text(error)}",
                 option="python",
@@ -164,7 +164,7 @@ class CalledFunction:
             returned = function(batch)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - any error of the user's code is reported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the user's code is reported
             failure = self._error_text(error)
         else:
             made = self._converted(self._columns(returned, batch), len(batch))
@@ -204,7 +204,8 @@ class CalledFunction:
             if name not in found:
                 known = ", ".join(map(str, found)) or "none"
                 raise self._misuse(f"no column {name!r}, only {known}", f"return {', '.join(self.schema.names)}")
-            length = len(found[name]) if hasattr(found[name], "__len__") else None
+            is_value = isinstance(found[name], str | bytes) or not hasattr(found[name], "__len__")
+            length = None if is_value else len(found[name])
             if length != len(batch):
                 shown = "a single value" if length is None else f"{length} rows"
                 raise self._misuse(
@@ -230,14 +231,17 @@ class CalledFunction:
             try:
                 if isinstance(given, pa.ChunkedArray):
                     given = pa.concat_arrays(given.chunks) if given.num_chunks else pa.nulls(0, given.type)
-                arrays.append(given.cast(field.type) if isinstance(given, pa.Array) else make(given, field.type))
+                made = given.cast(field.type) if isinstance(given, pa.Array) else make(given, field.type)
+                # Arrow does not check texts and decimals that are computed, and Spark writes those that are invalid.
+                made.validate(full=True)
+                arrays.append(made)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 text = f"{self.file}: column {field.name!r} cannot be converted to {field.type}: {error}"
                 return shortened(text, _MOST_REASON)
         assert all(len(array) == rows for array in arrays)
         return pa.StructArray.from_arrays(arrays, fields=list(self.schema))
 
-    def _error_text(self, error: Exception) -> str:
+    def _error_text(self, error: BaseException) -> str:
         """Return the error and its line in the file."""
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self.file]
         if isinstance(error, SyntaxError) and error.filename == self.file:

@@ -92,6 +92,31 @@ def score(batch):
     assert str(first["reason"]).startswith("score.py: column 'score' cannot be converted to double: ")
 
 
+def test_a_text_that_is_not_utf8_fails_its_row() -> None:
+    # Arrow does not check the bytes, and programs do not read a table that has them.
+    code = """\
+import pyarrow as pa
+
+def score(batch):
+    texts = [b"\\xff" if text == "x" else text.encode() for text in batch["text"].to_pylist()]
+    return {"score": [1] * len(texts), "label": pa.array(texts, pa.binary()).view(pa.string())}
+"""
+    first, second = called(code, "x", "1")
+    assert first is not None
+    assert "column 'label' cannot be converted to string: Invalid UTF8" in str(first["reason"]).replace("Invalid: ", "")
+    assert second == {"value": {"score": 1.0, "label": "1"}, "reason": None}
+
+
+def test_a_function_that_exits_fails_its_row_and_does_not_end_the_worker() -> None:
+    code = "import sys\n" + CODE.replace(
+        "    numbers", "    if 'x' in batch['text'].to_pylist(): sys.exit('no x')\n    numbers"
+    )
+    first, second = called(code, "x", "1")
+    assert first is not None
+    assert first["reason"] == "score.py, line 5: SystemExit: no x"
+    assert second == {"value": {"score": 1.0, "label": "1"}, "reason": None}
+
+
 def test_the_run_stops_if_the_step_says_so() -> None:
     with pytest.raises(PenstockError, match=r"step 'scored': score\.py, line 4: ValueError") as caught:
         called(CODE, "1", "x", stops=True)
@@ -103,6 +128,7 @@ def test_the_run_stops_if_the_step_says_so() -> None:
     [
         ("{'score': [1], 'label': ['a']}", "returned 1 rows of column 'score' for a batch of 2"),
         ("{'score': 1, 'label': ['a', 'b']}", "returned a single value of column 'score'"),
+        ("{'score': [1, 2], 'label': 'ab'}", "returned a single value of column 'label'"),
         ("{'score': [1, 2]}", "returned no column 'label', only score"),
         ("{'score': [1, 2], 'label': ['a', 'b'], 'more': [1, 2]}", "returned a column 'more'"),
         ("None", "score in score.py returned NoneType"),
@@ -117,6 +143,7 @@ def test_a_wrong_result_is_an_error_of_the_function_not_of_rows(result: str, mes
     ("code", "message"),
     [
         ("import no_such_package\n" + CODE, "score.py, line 1: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("raise SystemExit(1)\n" + CODE, "score.py, line 1: SystemExit: 1"),
         ("score = 5\n", "'score' in score.py is not a function"),
     ],
 )
