@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -200,8 +201,13 @@ def _double_text(value: float) -> str:
 
 def _objects(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
     if data.lstrip()[:1] == b"[":
-        for each in _object_list(data):
-            yield each, json.dumps(each, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        text = data.decode()
+        end = text.index("[") + 1
+        for each in _object_list(text):
+            start = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]  # it matches nothing as well
+            # The text of the object, and not `each` encoded again: a float has fewer digits than a DECIMAL.
+            _, end = _DECODER.raw_decode(text, start)
+            yield each, text[start:end].encode()
         return
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
@@ -211,8 +217,12 @@ def _objects(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
             yield found, line
 
 
-def _object_list(data: bytes) -> list[dict[str, Any]]:
-    found = json_value(data.decode())
+_BETWEEN = re.compile(r"[\s,]*")
+_DECODER = json.JSONDecoder()
+
+
+def _object_list(text: str) -> list[dict[str, Any]]:
+    found = json_value(text)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise ValueError("not an array of JSON objects")
     return found

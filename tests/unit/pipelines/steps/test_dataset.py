@@ -19,6 +19,14 @@ def test_objects_are_found_by_a_field_and_the_last_one_counts(data: bytes) -> No
     assert {name: json.loads(text)["n"] for name, text in found.items()} == {("a",): 3, ("b",): 2}
 
 
+def test_values_keep_all_digits() -> None:
+    """A column may be a DECIMAL."""
+    first, second = '{"id":"a","n":12345678901234567890.10}', '{"n": 1e400, "id": "b"}'
+    found = {("a",): first.encode(), ("b",): second.encode()}
+    assert index_dataset(f"{first}\n{second}".encode(), ["id"]) == found
+    assert index_dataset(f" [ {first},\n\t{second} ] ".encode(), ["id"]) == found
+
+
 def test_several_fields_are_compared_as_text() -> None:
     lines = [{"a": 1, "b": True}, {"a": "1", "b": None}, {"a": 1.5, "b": "x"}, {"b": "x"}, {"a": [1], "b": "x"}]
     found = index_dataset("\n".join(map(json.dumps, lines)).encode(), ["a", "b"])
