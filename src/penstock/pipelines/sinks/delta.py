@@ -75,6 +75,7 @@ __all__ = [
     "DELETES",
     "DeltaWriter",
     "add_action",
+    "certain_bounds",
     "check_fields",
     "check_partitions",
     "delta_files",
@@ -88,7 +89,6 @@ __all__ = [
     "other_type",
     "storage_errors",
     "sync_versions",
-    "without_bounds_of_floats",
 ]
 
 # deltalake has an allocator of its own, jemalloc, which reads this when deltalake is imported. By default it keeps
@@ -106,6 +106,8 @@ _FILES_ONLY = frozenset(("add", "cdc", "commitInfo", "remove", "txn"))
 _SIMPLE = frozenset(
     ("binary", "boolean", "byte", "date", "double", "float", "integer", "long", "short", "string", "timestamp")
 )
+_BOUNDED = frozenset(("byte", "date", "integer", "long", "short", "string", "timestamp", "timestamp_ntz"))
+"""Types of columns that have bounds in the log."""
 _DECIMAL = re.compile(r"decimal\(\d+,\s*\d+\)")
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that Delta does not accept in names of columns."""
@@ -495,7 +497,7 @@ class DeltaWriter:
             equal,
             "new",
             "old",
-            writer_properties=without_bounds_of_floats(table),
+            writer_properties=certain_bounds(table),
             commit_properties=self._transaction(batch),
             post_commithook_properties=self._after_commit(known),
         )
@@ -646,13 +648,20 @@ def sync_versions(path: StoragePath, version: int, *, files: bool = False) -> No
         sync_directory(directory)
 
 
-def without_bounds_of_floats(table: DeltaTable) -> WriterProperties:
-    """Return options for files that ``deltalake`` writes: no bounds of floating-point columns, see ``statistics``."""
+def certain_bounds(table: DeltaTable) -> WriterProperties:
+    """Return options for files that ``deltalake`` writes: bounds of the columns of which ``statistics`` has some.
+
+    ``deltalake`` has no option for a field of a struct, whose bounds would ignore a NaN, so all columns that are not
+    named here have none.
+    """
     from deltalake import ColumnProperties, WriterProperties
 
     fields = json.loads(table.schema().to_json())["fields"]
-    floats = [field["name"] for field in fields if field["type"] in {"float", "double"}]
-    return WriterProperties(column_properties={name: ColumnProperties(statistics_enabled="NONE") for name in floats})
+    bounded = [field["name"] for field in fields if isinstance(field["type"], str) and field["type"] in _BOUNDED]
+    return WriterProperties(
+        default_column_properties=ColumnProperties(statistics_enabled="NONE"),
+        column_properties={name: ColumnProperties(statistics_enabled="CHUNK") for name in bounded},
+    )
 
 
 def add_action(table: StoragePath, name: str, values: Mapping[str, str | None] = MappingProxyType({})) -> AddAction:

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.sinks.delta import (
+    certain_bounds,
     is_delta_table,
     load,
     storage_errors,
     sync_versions,
-    without_bounds_of_floats,
 )
 from penstock.pipelines.state_dir.layout import locked
 from penstock.spark.files.object_storage import ObjectPath, StoragePath, absolute_path
@@ -157,7 +157,7 @@ def _compact(table: DeltaTable, target_bytes: int, claim: str | None) -> dict[st
     from deltalake.exceptions import CommitFailedError
 
     def compact() -> dict[str, Any]:
-        return table.optimize.compact(target_size=target_bytes, writer_properties=without_bounds_of_floats(table))
+        return table.optimize.compact(target_size=target_bytes, writer_properties=certain_bounds(table))
 
     for _ in range(_ATTEMPTS - 1):
         try:

@@ -32,6 +32,7 @@ from penstock.pipelines.sinks.delta import (
     delta_writers,
     is_delta_table,
 )
+from penstock.pipelines.sinks.maintenance import maintain
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.sinks.partitions import split_file
 from penstock.pipelines.sinks.table import check_types, files, writers
@@ -51,6 +52,18 @@ SPARK_TYPES = {
 }
 
 
+def spark_type(kind: Any) -> Any:
+    """Return the type in Spark's JSON."""
+    if pa.types.is_struct(kind):
+        return {"type": "struct", "fields": [field(each.name, spark_type(each.type)) for each in kind]}
+    if pa.types.is_list(kind):
+        return {"type": "array", "elementType": spark_type(kind.value_type), "containsNull": True}
+    if pa.types.is_map(kind):
+        types = {"keyType": spark_type(kind.key_type), "valueType": spark_type(kind.item_type)}
+        return {"type": "map", **types, "valueContainsNull": True}
+    return SPARK_TYPES[str(kind)]
+
+
 def field(name: str, kind: Any, *, nullable: bool = True) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": nullable, "metadata": {}}
 
@@ -60,7 +73,7 @@ def staged(writer: DeltaWriter, batch: int, rows: pa.Table, *, nullable: bool = 
     attempt = writer.new_attempt(batch)
     assert isinstance(attempt, Path)
     attempt.mkdir(parents=True)
-    fields = [field(each.name, SPARK_TYPES[str(each.type)], nullable=nullable) for each in rows.schema]
+    fields = [field(each.name, spark_type(each.type), nullable=nullable) for each in rows.schema]
     metadata = {SPARKS_SCHEMA.decode(): json.dumps({"type": "struct", "fields": fields})}
     with pq.ParquetWriter(attempt / "part-0.parquet", rows.schema, store_schema=False) as file:
         file.add_key_value_metadata(metadata)
@@ -726,6 +739,38 @@ def test_a_merged_nan_is_found(tmp_path: Path) -> None:
     for batch in range(2):
         commit(writer, batch, pa.table({"k": ["a", "b"], "x": [float(batch), float("nan")]}))
     assert pl.scan_delta(str(tmp_path)).filter(pl.col("x") > 5).collect()["k"].to_list() == ["b"]
+
+
+NESTED_TYPES: dict[str, pa.DataType] = {
+    "k": pa.string(),
+    "a.b": pa.int64(),
+    "s": pa.struct([("x", pa.float64()), ("y", pa.int64())]),
+    "l": pa.list_(pa.struct([("z", pa.float64())])),
+    "m": pa.map_(pa.string(), pa.list_(pa.float64())),
+}
+
+
+def test_nested_columns_are_merged_and_combined(tmp_path: Path) -> None:
+    def row(k: str, n: int, x: float) -> dict[str, Any]:
+        return {"k": k, "a.b": n, "s": {"x": x, "y": n}, "l": [{"z": x}, None], "m": [(k, [x])]}
+
+    writer = DeltaWriter(tmp_path, "newest", "q", ["k"])
+    batches = [[row("a", 1, 1.0), row("b", 2, 2.0)], [row("b", 3, float("nan")), row("c", 4, 4.0)], [row("a", 5, 5.0)]]
+    for batch, rows in enumerate(batches):
+        commit(writer, batch, pa.Table.from_pylist(rows, pa.schema(NESTED_TYPES)))
+    expected = [row("a", 5, 5.0), row("b", 3, float("nan")), row("c", 4, 4.0)]
+    for is_combined in (False, True):
+        found = sorted(DeltaTable(tmp_path).to_pyarrow_table().to_pylist(), key=lambda each: str(each["k"]))
+        # As text, since a NaN does not equal itself.
+        assert list(map(repr, found)) == list(map(repr, expected))
+        newest = max((tmp_path / "_delta_log").glob("*.json"))
+        log = [json.loads(line) for line in newest.read_text().splitlines()]
+        bounds = [json.loads(each["add"]["stats"])["maxValues"] for each in log if "add" in each]
+        # No bounds of the numbers in structs: they would not contain the NaN, and readers would skip the file.
+        assert {name for each in bounds for name in each} == {"k", "a.b"}
+        if not is_combined:
+            maintain(tmp_path, retention_h=168, target_bytes=1 << 20)
+    assert len(delta_files(tmp_path)) == 1
 
 
 def test_a_table_of_another_program_with_the_same_transactions_continues(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.run import maintenance as scheduling
 from penstock.pipelines.run.maintenance import MaintenanceSchedule
 from penstock.pipelines.sinks import maintenance as maintaining
-from penstock.pipelines.sinks.delta import DeltaWriter, delta_files, without_bounds_of_floats
+from penstock.pipelines.sinks.delta import DeltaWriter, certain_bounds, delta_files
 from penstock.pipelines.sinks.maintenance import TableMaintenance, maintain, maintained_at
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
 from penstock.pipelines.spec.sinks import Maintenance, Sink, TableSink
@@ -283,9 +283,9 @@ def test_a_merge_during_the_compaction_repeats_it(tmp_path: Path, monkeypatch: p
         if not merged:
             merged.append(4)
             commit(writer, 4)
-        return without_bounds_of_floats(table)
+        return certain_bounds(table)
 
-    monkeypatch.setattr(maintaining, "without_bounds_of_floats", merge_first)
+    monkeypatch.setattr(maintaining, "certain_bounds", merge_first)
     found = maintain(tmp_path, retention_h=168, target_bytes=1 << 20, in_use=True)
     assert (merged, found.combined, found.written) == ([4], 2, 1)
     # Batch 4 has replaced the row of batch 0, which has the same key.
