@@ -60,6 +60,21 @@ def test_cbor_becomes_columns_and_broken_payloads_dead_letters(spark: SparkSessi
     assert accepted == [(None, None), (None, None), (None, "parse.not_cbor")]
 
 
+def test_a_null_in_a_struct_is_null_also_if_its_field_is_not_null(spark: SparkSession) -> None:
+    """As ``from_json`` does. Spark would trust the type, and the message would fail each attempt at its batch."""
+    schema = "s STRUCT<x: INT NOT NULL, y: STRING NOT NULL>, a ARRAY<STRUCT<x: INT NOT NULL>>"
+    value = {"s": {"x": None}, "a": [{"x": 1}, {}]}
+    for form, payload in (("cbor", cbor2.dumps(value)), ("json", json.dumps(value).encode())):
+        made = steps(
+            {"name": "parsed", "parse": {"format": form, "schema": schema}},
+            {"name": "checked", "map": {"compute": {"is_null": "s.x IS NULL AND s.y IS NULL"}}},
+        )
+        (found,) = apply(rows(spark, payload), made, no_lookup).collect()
+        assert found["_dead"] is None
+        assert (tuple(found["s"]), [tuple(each) for each in found["a"]]) == ((None, None), [(1,), (None,)])
+        assert found["is_null"]
+
+
 def test_cloudevents_in_headers_and_payloads_become_the_same_columns(spark: SparkSession) -> None:
     attributes = {
         "specversion": "1.0",

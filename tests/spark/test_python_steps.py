@@ -23,7 +23,7 @@ import pyarrow as pa
 def transform(batch):
     assert batch.schema.names == ["n", "at"], batch.schema
     hours = [at.astimezone(datetime.UTC).hour if at else None for at in batch["at"].to_pylist()]
-    values = [{"half": 10 / n, "name": str(n)} if n != 3 else None for n in batch["n"].to_pylist()]
+    values = [{"half": 10 / n if n != 5 else None, "name": str(n)} if n != 3 else None for n in batch["n"].to_pylist()]
     return pa.table({"hour": pa.array(hours, pa.int64()), "part": values, "at": batch["at"]})
 """
 PARSE = {"name": "parsed", "parse": {"schema": "n INT NOT NULL, at TIMESTAMP, kept STRING"}}
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def made(directory_of_file: Path, **options: object) -> list[Step]:
     (directory_of_file / "half.py").write_text(CODE)
-    schema = "hour INT, part STRUCT<half: DOUBLE, name: STRING> NOT NULL, at TIMESTAMP"
+    schema = "hour INT, part STRUCT<half: DOUBLE NOT NULL, name: STRING> NOT NULL, at TIMESTAMP"
     function = {"file": "half.py", "input": ["n", "at"], "schema": schema, **options}
     before = directory.set(directory_of_file)
     try:

@@ -55,7 +55,7 @@ from penstock.pipelines.steps.registry import RegistryMessages
 from penstock.pipelines.steps.sparkplug import SparkplugDecoder
 from penstock.spark.files.object_storage import StoragePath
 
-__all__ = ["from_json", "is_one_value_without_jar", "parse_step", "schema_of"]
+__all__ = ["from_json", "is_one_value_without_jar", "nullable_columns", "parse_step", "schema_of"]
 
 JSON_OPTIONS = {
     "mode": "PERMISSIVE",
@@ -189,7 +189,7 @@ _CODES = {
 
 def _decoded(schema: StructType, parse: Parse) -> Column:
     """Return a struct for a payload: ``value`` with the columns of ``schema``, or ``code`` and ``reason``."""
-    nullable = _nullable(schema)
+    nullable = nullable_columns(schema)
     decoder: PayloadDecoder | MessageDecoder
     if parse.has_own_schema:
         decoder = MessageDecoder(_messages(parse), arrow_schema(nullable))
@@ -210,8 +210,12 @@ def _decoded(schema: StructType, parse: Parse) -> Column:
     return arrow_function(decode_with_headers, kind)(value, sf.when(alive(), sf.col("_source.headers")))
 
 
-def _nullable(schema: StructType) -> StructType:
-    return StructType([StructField(field.name, field.dataType) for field in schema.fields])
+def nullable_columns(schema: StructType) -> StructType:
+    """Return ``schema`` without NOT NULL, also in structs, where ``from_json`` ignores it as well.
+
+    Spark trusts the type of what a Python function returns: a null in a field that has none fails the batch.
+    """
+    return schema.toNullable()
 
 
 def _result_of(columns: StructType) -> StructType:
@@ -224,14 +228,14 @@ def _result_of(columns: StructType) -> StructType:
 def _sparkplug(schema: StructType, births: Sequence[StoragePath]) -> Column:
     """Like ``_decoded``, for messages of Sparkplug, which need the offset of their record."""
     assert births, "a stream with Sparkplug messages has a directory for births"
-    decoder = SparkplugDecoder(tuple(births), arrow_schema(_nullable(schema)))
+    decoder = SparkplugDecoder(tuple(births), arrow_schema(nullable_columns(schema)))
 
     def decode(payloads: Any, topics: Any, partitions: Any, offsets: Any, redriven: Any) -> Any:
         return decoder(payloads, topics, partitions, offsets, redriven)
 
     topics = sf.filter("_source.headers", lambda each: each["key"] == sf.lit("mqtt.topic"))
     place = [sf.col(f"_source.{field}").cast("string") for field in ("source", "topic", "broker", "partition")]
-    return arrow_function(decode, _result_of(_nullable(schema)))(
+    return arrow_function(decode, _result_of(nullable_columns(schema)))(
         sf.col("_source.value"),
         sf.try_element_at(topics, sf.lit(1))["value"],
         sf.concat_ws("/", *place),

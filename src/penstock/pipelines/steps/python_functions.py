@@ -44,10 +44,10 @@ def python_step(rows: DataFrame, name: str, given: PythonFunction) -> DataFrame:
     from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead
     from penstock.pipelines.steps.arrow_functions import arrow_function, arrow_schema
     from penstock.pipelines.steps.expressions import quoted_column
-    from penstock.pipelines.steps.parsing import schema_of
+    from penstock.pipelines.steps.parsing import nullable_columns, schema_of
 
     schema = schema_of(name, given.columns)
-    nullable = StructType([StructField(field.name, field.dataType) for field in schema.fields])
+    nullable = nullable_columns(schema)
     function = CalledFunction(
         name, given.file, given.function, given.code, arrow_schema(nullable), given.on_error == "fail"
     )
