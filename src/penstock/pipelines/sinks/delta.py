@@ -504,9 +504,9 @@ class DeltaWriter:
         is_new = None
         if DELETES in found.schema.names:
             merge, is_new = merge.when_matched_delete(f"new.{DELETES}"), f"NOT new.{DELETES}"
-        merge.when_matched_update_all(except_cols=[DELETES]).when_not_matched_insert_all(
-            is_new, except_cols=[DELETES]
-        ).execute()
+        # Not `when_matched_update_all`, which does not quote a backtick in a name.
+        columns = {_quoted(name): f"new.{_quoted(name)}" for name in found.schema.names if name != DELETES}
+        merge.when_matched_update(columns).when_not_matched_insert(columns, is_new).execute()
         if batch > known.last_batch():
             # Only rows that do not exist were deleted: deltalake commits nothing, but the batch has to be known.
             self._append(known, batch, [])

@@ -741,6 +741,17 @@ def test_a_merged_nan_is_found(tmp_path: Path) -> None:
     assert pl.scan_delta(str(tmp_path)).filter(pl.col("x") > 5).collect()["k"].to_list() == ["b"]
 
 
+def test_columns_of_any_name_are_merged(tmp_path: Path) -> None:
+    names = ["a.b", "b`k", "c``", 'q"t', "d-e", "$v", "sel'ect", "order", "Ünï"]
+    writer = DeltaWriter(tmp_path, "newest", "q", names[:4])
+    for batch in range(2):
+        keys = {name: [0, batch + 1] for name in names[:4]}
+        commit(writer, batch, pa.table(keys | {name: [batch, batch] for name in names[4:]}))
+    found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
+    expected = [dict.fromkeys(names[:4], key) | dict.fromkeys(names[4:], n) for key, n in ((0, 1), (1, 0), (2, 1))]
+    assert sorted(found, key=lambda row: int(row["a.b"])) == expected
+
+
 NESTED_TYPES: dict[str, pa.DataType] = {
     "k": pa.string(),
     "a.b": pa.int64(),
