@@ -300,6 +300,9 @@ sinks:
       value: [machine.id, at.utc]
       headers: {of: "{machine.id}"}
       order_by: at.utc
+  - name: places
+    from: flat
+    tubemq: {topic: places, value: place}
   - name: last
     from: flat
     statestore: {order_by: at.utc, entries: [{key: "last/{machine.id}", value: [values.all, at.utc]}]}

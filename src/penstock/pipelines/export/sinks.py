@@ -265,8 +265,9 @@ class Sinks:
         unique = f"{self._program.pipeline.name}.{sink.name}"
         made.add(f'message = sf.concat_ws("/", {", ".join(identity)}, sf.lit({literal_text(unique)}))')
         is_json = not isinstance(messages.value, str)
+        # A number is sent as text, bytes as they are: a cast keeps those that are no text.
         value = (
-            f"sf.col({self._program.column(reads, messages.value)})"
+            f'sf.col({self._program.column(reads, messages.value)}).cast("string").cast("binary")'
             if isinstance(messages.value, str)
             else self._program.json_of(reads, messages.value)
         )
@@ -291,14 +292,14 @@ class Sinks:
                 key = self._program.template(reads, sink.tubemq.key)
             made.add(
                 f'rows = rows.select({order}{topic}.alias("topic"), {key}.alias("key"), '
-                f'{value}.cast("binary").alias("value"), '
+                f'{value}.alias("value"), '
                 'pairs.cast("array<struct<key: string, value: binary>>").alias("headers"))',
             )
             made.add("rows = rows.where(\"trim(topic) != '' AND value IS NOT NULL\")")
         else:
             content = 'sf.lit("application/json")' if is_json else 'sf.lit(None).cast("string")'
             made.add(
-                f'rows = rows.select({order}{topic}.alias("topic"), {value}.cast("string").alias("payload"), '
+                f'rows = rows.select({order}{topic}.alias("topic"), {value}.alias("payload"), '
                 f'{content}.alias("content_type"), pairs.alias("properties"))',
                 'rows = rows.where(~sf.col("topic").rlike(r"[+#\\x00]") & (sf.col("topic") != ""))'
                 '.where("payload IS NOT NULL")',

@@ -241,6 +241,23 @@ def test_files_are_those_of_spark(tmp_path: Path) -> None:
         exported(FILES, tmp_path, "declarative")
 
 
+def test_a_column_is_sent_as_text_or_as_its_bytes(tmp_path: Path) -> None:
+    """A cast of a number to BINARY has its bytes, one of bytes to STRING is no text."""
+    text = """\
+name: p
+source: {topics: [t]}
+steps:
+  - {name: raw, parse: {format: raw, schema: body BINARY}}
+  - {name: counted, map: {compute: {n: length(body)}}}
+sinks:
+  - {name: numbers, tubemq: {topic: a, value: n}}
+  - {name: bodies, mqtt: {topic: b, value: body}}
+"""
+    found = program(exported(text, tmp_path))
+    assert 'sf.col("n").cast("string").cast("binary").alias("value")' in " ".join(found.split())
+    assert 'sf.col("body").cast("string").cast("binary").alias("payload")' in " ".join(found.split())
+
+
 def test_options_that_need_a_run_are_left_out_and_partitions_of_merged_tables_are_written(tmp_path: Path) -> None:
     found = exported(NEWER.replace("at TIMESTAMP", "at TIMESTAMP, tags ARRAY<STRING>", 1), tmp_path)
     reasons = {
