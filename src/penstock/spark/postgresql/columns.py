@@ -57,6 +57,8 @@ _ACCEPTED: Mapping[str, frozenset[str]] = {
 _DIGITS = {"SMALLINT": 5, "INT": 10, "BIGINT": 19}
 _CAST = frozenset(("uuid", "json", "jsonb", "inet"))
 """Types that need an explicit cast of a text. Others have none: it would cut off texts that are too long."""
+_COMPARED = {"character": "{}::bpchar", "citext": "{}::citext", "uuid": "lower({})"}
+"""Types that consider different texts equal, and the SQL of a staged text that does so, too, and fails for none."""
 
 
 class TableName(NamedTuple):
@@ -98,6 +100,12 @@ class TableColumn(NamedTuple):
         if self.is_enum or (family(kind) in ("STRING", "JSON") and base in _CAST):
             return f"{text}::{self.type}"
         return text
+
+    def compared(self, text: str, kind: str) -> str:
+        """Return in SQL what the staged value ``text`` of a key is compared by: equal for values that the unique index
+        considers equal. It fails for no value; the insert does, whose error names the row."""
+        base = self.type.partition("(")[0]
+        return _COMPARED.get(base, "{}").format(text) if family(kind) == "STRING" else text
 
     def accepts(self, kind: str) -> bool:
         """Return True if the column can hold values of Spark's type ``kind``."""

@@ -276,10 +276,10 @@ class BatchWriter:
             raise self._row_error(connection, move, error) from error
 
     def _check_distinct(self, connection: psycopg.Connection[Any], move: _Move) -> None:
-        names = [f"c{list(move.what.kinds).index(name)}" for name in move.what.key]
+        shown_keys = ", ".join(f"{key}::text" for key in move.compared_keys)
         twice = connection.execute(
-            f"SELECT count(*), {', '.join(f'{name}::text' for name in names)} {_rows_of(move.staging, move.attempts)} "
-            f"GROUP BY {', '.join(names)} HAVING count(*) > 1 LIMIT 1"
+            f"SELECT count(*), {shown_keys} {_rows_of(move.staging, move.attempts)} "
+            f"GROUP BY {', '.join(move.compared_keys)} HAVING count(*) > 1 LIMIT 1"
         ).fetchone()
         if twice is not None:
             shown = ", ".join(f"{key} {value!r}" for key, value in zip(move.what.key, twice[1:], strict=True))
@@ -318,12 +318,17 @@ class _Move(NamedTuple):
     what: BatchCommit
 
     @property
+    def compared_keys(self) -> list[str]:
+        """Expressions in SQL that are equal for the staged rows of one key."""
+        return [self.columns[key].compared(self._staged(key), self.what.kinds[key]) for key in self.what.key]
+
+    @property
     def selected(self) -> str:
         """The rows to move: with a key, the last one of each."""
         chosen = _rows_of(self.staging, self.attempts)
         if not self.what.key:
             return f"SELECT * {chosen}"
-        keys = ", ".join(map(self._staged, self.what.key))
+        keys = ", ".join(self.compared_keys)
         order = [] if self.what.order_by is None else [f"{self._staged(self.what.order_by)} DESC NULLS LAST"]
         return f"SELECT DISTINCT ON ({keys}) * {chosen} ORDER BY {', '.join([keys, *order, '_id', '_part'])}"
 
@@ -340,12 +345,15 @@ class _Move(NamedTuple):
         keys = ", ".join(map(identifier, self.what.key))
         replaced = [f"{identifier(name)} = EXCLUDED.{identifier(name)}" for name in names if name not in self.what.key]
         action = f"UPDATE SET {', '.join(replaced)}" if replaced else "NOTHING"
-        equal = " AND ".join(
-            f"old.{identifier(key)} = {self.columns[key].expression(self._staged(key), self.what.kinds[key])}"
-            for key in self.what.key
-        )
+        equal = " AND ".join(f"old.{identifier(key)} = {self._value_of_key(key)}" for key in self.what.key)
         delete = f"DELETE FROM {self.table.quoted} AS old USING ({selected}) AS staged WHERE _delete AND {equal}"
         return [delete, f"{insert} ON CONFLICT ({keys}) DO {action}"]
+
+    def _value_of_key(self, name: str) -> str:
+        """Return in SQL the staged key as its column has it: a text is compared with others by the rules of text."""
+        staged, kind, column = self._staged(name), self.what.kinds[name], self.columns[name]
+        value = column.expression(staged, kind)
+        return column.compared(staged, kind) if value == staged else value
 
     def _staged(self, name: str) -> str:
         return f"c{list(self.what.kinds).index(name)}"

@@ -94,6 +94,30 @@ class Table:
         return [name for (name,) in found]
 
 
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        ("character(8)", "north", "north  "),
+        ("citext", "north", "North"),
+        ("uuid", "2f1c8a3e-0000-4000-8000-00000000000a", "2F1C8A3E-0000-4000-8000-00000000000A"),
+    ],
+)
+def test_keys_that_only_the_table_considers_equal_are_one_row(
+    postgres: Postgres, kind: str, first: str, second: str
+) -> None:
+    table = Table(postgres, KINDS, ["place"])
+    postgres.execute("CREATE EXTENSION IF NOT EXISTS citext")
+    postgres.execute(f"CREATE TABLE {table.name.quoted} (place {kind} PRIMARY KEY, flow double precision)")
+    table.write(0, (first, 1.0), (second, 2.0), order_by="flow")
+    table.write(1, (second, 4.0), (first, 3.0), order_by="flow")
+    assert [flow for _, flow in table.rows()] == [4.0]
+    with pytest.raises(PenstockError, match="2 rows of one batch have the key"):
+        table.write(2, (first, 5.0), (second, 6.0))
+    assert [flow for _, flow in table.rows()] == [4.0]
+    table.write(2, (second, 7.0), deleted=[0])
+    assert table.rows() == []
+
+
 def test_values_of_each_type_arrive_unchanged(postgres: Postgres) -> None:
     texts = ["plain", "", None, 'a "quoted" text', "lines\n\\.\nof\ttext\\N", "ü€😀", "NULL"]
     kinds = {
