@@ -605,18 +605,15 @@ class MqttClient:
         wanted = subscriptions(filters, Subscription("", qos, no_local, retain_as_published, retain_handling))
         await self._driver.wait_connected()
         by_identifier = self._engine.server.properties.subscription_identifier_available != 0
-        named = [(s, self._inbox.identifiers.acquire(s.topic_filter) if by_identifier else None) for s in wanted]
+        counted = [(s, self._inbox.identifiers.acquire(s.topic_filter)) for s in wanted]
+        named = [(s, identifier if by_identifier else None) for s, identifier in counted]
         stream, close = self._inbox.open_stream([(s.topic_filter, identifier) for s, identifier in named])
         try:
             for subscription, identifier in named:
                 await self.subscribe(subscription, identifier=identifier)
             yield stream
         finally:
-            last = [
-                s.topic_filter
-                for s, identifier in named
-                if identifier is None or self._inbox.identifiers.release(s.topic_filter)
-            ]
+            last = [s.topic_filter for s in wanted if self._inbox.identifiers.release(s.topic_filter)]
             try:
                 if last and self.connected:
                     async with asyncio.timeout(UNSUBSCRIBE_S):

@@ -638,6 +638,22 @@ async def test_keep_alive_after_a_reconnect_with_a_message_that_expires_later() 
         await server.close()
 
 
+@pytest.mark.parametrize("identifiers", [0, 1])
+async def test_a_subscription_ends_with_the_last_stream_of_its_filter(
+    broker: tuple[MqttServer, str, int], identifiers: int
+) -> None:
+    """Also on a server without subscription identifiers."""
+    async with client_on(broker) as client, asyncio.timeout(DEADLINE_S):
+        client.server.properties.subscription_identifier_available = identifiers
+        async with client.subscription("a") as first:
+            async with client.subscription("a") as second:
+                assert await client.publish("a", b"both") == 0
+                assert [(await anext(stream)).payload for stream in (first, second)] == [b"both"] * 2
+            assert await client.publish("a", b"first") == 0
+            assert (await anext(first)).payload == b"first"
+        assert await client.publish("a") == 0x10
+
+
 async def test_messages_that_arrive_after_their_stream_was_left_do_not_fill_receive_maximum() -> None:
     """The server had queued them; nobody reads them, unless another subscription matches."""
     server = MqttServer()
