@@ -25,6 +25,8 @@ __all__ = ["WebSocketClientLink"]
 _SUBPROTOCOL: Final = Subprotocol("mqtt")  # [MQTT-6.0.0-3]
 FRAME_BYTES: Final = 64 * 1024
 """Content of the largest frame that is sent, since servers limit the size of frames."""
+_TRANSIENT: Final = frozenset((429, 502, 503, 504))
+"""HTTP statuses after which the client connects again: a proxy sends them while its server restarts."""
 
 
 class WebSocketClientLink(ClientLink):
@@ -129,13 +131,17 @@ class WebSocketClientLink(ClientLink):
 
     def _refusal(self, response: Response, error: Exception) -> PenstockError:
         if isinstance(error, InvalidHandshake) and response.status_code != 101:
-            return RefusedError(
+            refused = RefusedError(
                 f"mqtt: {self._url} refused the WebSocket: HTTP {response.status_code} {response.reason_phrase}",
                 code=response.status_code,
                 text=response.reason_phrase,
                 peer=self._url.authority,
                 hint="check the path of the address and the credentials",
             )
+            if response.status_code in _TRANSIENT:
+                refused.retriable = True
+                refused.hint = "try again later; if it repeats, check the server behind this proxy"
+            return refused
         return RemoteProtocolError(f"mqtt: {self._url} does not speak WebSocket", why=str(error))
 
     def _fail(self, error: PenstockError) -> None:

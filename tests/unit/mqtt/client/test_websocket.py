@@ -68,6 +68,33 @@ async def test_servers_that_cannot_be_used(
             await MqttClient(url, connect_timeout_s=5).connect()
 
 
+async def test_a_client_connects_again_after_its_proxy_had_no_server() -> None:
+    bad_gateway = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
+    connack = encode(ConnAck())
+    accept_and_close = bytes((0x82, len(connack))) + connack + b"\x88\x02\x03\xe8"
+    answered = 0
+
+    def answer(key: str) -> bytes:
+        nonlocal answered
+        answered += 1
+        return bad_gateway if answered % 2 == 0 else accepted(key)
+
+    connected = asyncio.Semaphore(0)
+    async with asyncio.timeout(DEADLINE_S), server(answer, accept_and_close) as (url, requests):
+        client = MqttClient(url, jitter=lambda: 0.0)
+        client.on_connected(lambda _: connected.release())
+        await client.connect()
+        await connected.acquire()
+        await connected.acquire()
+        await client.disconnect()
+        assert len(requests) >= 3
+        answered = 1
+        with pytest.raises(RefusedError, match="502") as caught:  # not repeated at the start
+            await MqttClient(url).connect()
+    assert caught.value.retriable
+    assert "behind this proxy" in str(caught.value.hint)
+
+
 async def test_packets_need_not_be_aligned_to_frames() -> None:
     connack = encode(ConnAck())
     pieces = (b"\x02\x01" + connack[:1], b"\x89\x00", b"\x80" + bytes((len(connack) - 1,)) + connack[1:])
