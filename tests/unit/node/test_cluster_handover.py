@@ -35,6 +35,17 @@ async def test_commits_are_written_to_lmdb_before_a_handover_and_after_it(tmp_pa
     member._client.close()
 
 
+async def test_a_handover_is_no_error_if_the_event_loop_notices_the_end_of_the_lease_first(tmp_path: Path) -> None:
+    reasons: list[str] = []
+    section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"])
+    member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), reasons.append)
+    member._leadership = cast(Any, SimpleNamespace(holds=lambda: False, resign=member.may_send))
+    assert not member.may_send()
+    member._hand_over()
+    assert reasons == ["its lease may have expired", *["its leadership was handed over"] * 2]
+    member._client.close()
+
+
 @pytest.mark.parametrize(("revision", "user"), [(7, "operator@laptop"), (8, "")])
 def test_a_disk_that_hangs_does_not_prevent_a_handover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: int, user: str

@@ -128,6 +128,7 @@ class ClusterMembership:
         self._reports: list[dict[str, Any]] = []
         """The last reports of all members, of an active node."""
         self._handover = threading.Event()
+        self._resigned = False
         self._fencing = threading.Lock()
         self._active_environments: list[LoggedEnvironment] = []
         self._config = config
@@ -622,12 +623,15 @@ class ClusterMembership:
         _log.info("handing over to a standby")
         # While clients are served: after the resignation they wait for the end of this process.
         self._save_in_time()
+        self._resigned = True  # before the event loop finds that the lease has ended
         self._leadership.resign()
         self._fence(HANDED_OVER)
 
     def _fence(self, reason: str) -> None:
         if self._closing.is_set():
             return
+        if self._resigned:
+            reason = HANDED_OVER
         with self._fencing:  # others wait here for the end of the process
             self._save_in_time()
             if self._draining:
