@@ -281,5 +281,6 @@ class NodeApi:
 
 _LOGIN: Final = (
     "set a file with the administration token (--admin-token-file), or a user who may administer the node "
-    "(--username, --password-file); commands on the node's machine read the token of the data directory (--data-dir)"
+    "(--username, --password-file); commands on the node's machine read the token of the data directory (--data-dir), "
+    "unless `tube.admin_token` of the configuration is another one"
 )

@@ -24,6 +24,7 @@ from penstock.node.cluster.state import MOST_LAG, ActiveNode, members_of, read_c
 from penstock.node.config.cluster import ClusterSection
 from penstock.node.config.mqtt import Security
 from penstock.node.config.node import NodeConfig, load_config
+from penstock.node.data_dir import running_node
 from penstock.node.node import Node
 from penstock.runtime.io.clock import boot_ms
 from tests.ports import free_ports
@@ -219,6 +220,7 @@ async def test_a_standby_redirects_browsers_and_refuses_the_api(
     try:
         await asyncio.wait_for(standby.wait(), 30)
         at = f"127.0.0.1:{http}"
+        assert running_node(tmp_path) == {"http": at, "http_local": at}  # what `penstock backup --data-dir` asks
         status, headers, _ = await ask(at, "/")
         assert (status, headers["location"], headers["cache-control"]) == (307, "http://10.0.0.2:8080/", "no-store")
         status, _, body = await ask(at, "/api/v1/keys/a?version=1")

@@ -213,7 +213,12 @@ class ClusterMembership:
             ]
             http = security.http_server("http", Starlette(routes=routes))
             parts.push_async_callback(http.close)
-            await http.start("http", config.http.bind)
+            bound = await http.start("http", config.http.bind)
+            # Commands with this data directory learn from the standby which node is active.
+            web: dict[str, object] = {"http": _address(config.http), "http_local": str(reachable(bound))}
+            await asyncio.to_thread(
+                self.directory.announce, web | ({} if config.http.tls is None else {"http_tls": True})
+            )
             server = MqttServer()
             parts.push_async_callback(server.close)
             for name in security.listeners:
