@@ -103,7 +103,8 @@ def _restored(name: str, before: str, head: Head | None, position: LogPosition) 
     if head is not None and head.identity != position.identity:
         return StorageError(
             f"{name}: {before}, and etcd has another log, which ends with commit {head.sequence}",
-            why="a new log was begun with the data of another node, or etcd was restored from a backup",
+            why="a new log was begun with the data of another node, or etcd or this data directory was restored from a "
+            "backup",
             hint=OTHER_LOG,
         )
     return StorageError(

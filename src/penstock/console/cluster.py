@@ -109,7 +109,8 @@ def etcd_reasons(members: Sequence[EtcdSnapshot]) -> Iterator[Reason]:
     """Return what needs attention in the members of etcd, with the next action."""
     silent = sum(member.problem is not None for member in members)
     remedy = (
-        "start it again, or replace it (etcdctl member remove, member add): the nodes continue with the other members"
+        "start it again, correct its address in `cluster.etcd`, or replace it (etcdctl member remove, member add): the "
+        "nodes continue with the other members"
         if 2 * silent < len(members)
         else "start this member: without a majority of them nothing is acknowledged"
     )
