@@ -1,8 +1,9 @@
 """A blocking client of etcd: the calls that penstock needs, over several endpoints, with deadlines, TLS and users.
 
 Each endpoint has a separate channel. :meth:`EtcdClient.call` repeats a call without an answer at the next endpoint; for
-calls that must not be executed twice, :meth:`EtcdClient.once` leaves this to its caller. Dead members are detected by
-deadlines instead of pings, because etcd closes connections that send pings more often than every 5 s.
+calls that must not be executed twice, :meth:`EtcdClient.once` leaves this to its caller. After a call without an answer
+the files of TLS are read again. Dead members are detected by deadlines instead of pings, because etcd closes
+connections that send pings more often than every 5 s.
 
 A client may be used from any thread. Messages: ``proto/etcd.proto``.
 """
@@ -25,6 +26,7 @@ from penstock.runtime.io.tls import ANONYMOUS_LOGIN, Login, TlsOptions
 __all__ = [
     "DEADLINE_S",
     "EtcdClient",
+    "EtcdDeniedError",
     "EtcdStatus",
     "EtcdUnavailableError",
     "Watch",
@@ -78,6 +80,11 @@ class EtcdUnavailableError(UnavailableError):
         self.member_hint = member_hint
 
 
+class EtcdDeniedError(RefusedError):
+    """etcd does not admit the user of the node, who lacks a permission or cannot be authenticated, and did not execute
+    the call. It may admit the user later."""
+
+
 class EtcdStatus(NamedTuple):
     """Status of a member: ``endpoint``, ``version``, whether it is etcd's leader, size of its database in bytes, and
     alarms. None: it answers, but only the user root may read its status, as with etcd 3.6.5."""
@@ -116,7 +123,8 @@ class EtcdClient:
                 raise ConfigError(f"etcd: endpoint {endpoint!r}: {error}", option="endpoints") from None
         self.endpoints = tuple(endpoints)
         self._login = login
-        self._credentials = None if login.tls is None else _credentials(login.tls)
+        self._files = None if login.tls is None else _checked_files(login.tls)
+        """Contents of the files of TLS with which the channels connect."""
         self._channels: dict[str, grpc.Channel] = {}
         self._calls: dict[tuple[str, str], Callable[..., object]] = {}
         """Unary calls by endpoint and method: creating one takes as long as building a small commit."""
@@ -233,6 +241,8 @@ class EtcdClient:
             except grpc.RpcError as error:
                 denied = error.code() is grpc.StatusCode.PERMISSION_DENIED
                 failure = failure_of(error, endpoint, "Maintenance/Status")
+                if isinstance(failure, UnavailableError):
+                    self._use_changed_files()
                 found.append(EtcdStatus(endpoint) if denied else failure)
             except (UnavailableError, RefusedError) as failure:
                 found.append(failure)
@@ -281,13 +291,14 @@ class EtcdClient:
     ) -> Response:
         call = self._calls.get((endpoint, method))
         if call is None:
-            call = self._channel(endpoint).unary_unary(
+            channel = self._channel(endpoint)
+            call = channel.unary_unary(
                 f"/etcdserverpb.{method}",
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=response.FromString,  # type: ignore[attr-defined]  # of every message
             )
             with self._lock:
-                if not self._closed.is_set():
+                if self._channels.get(endpoint) is channel:  # it was not closed or replaced meanwhile
                     self._calls[endpoint, method] = call
         answer = call(request, timeout=deadline_s, metadata=self._metadata(token))
         assert isinstance(answer, response)
@@ -304,7 +315,7 @@ class EtcdClient:
             try:
                 password = self._login.password() or ""
             except ConfigError as error:  # for example while the file is replaced
-                raise RefusedError(
+                raise EtcdDeniedError(
                     f"etcd {endpoint}: the user cannot be authenticated", why=error.what, hint=error.hint
                 ) from error
             request = pb.AuthenticateRequest(name=self._login.username or "", password=password)
@@ -328,17 +339,33 @@ class EtcdClient:
             return channel
 
     def _connect(self, endpoint: str) -> grpc.Channel:
-        if self._credentials is None:
+        if self._files is None:
             return grpc.insecure_channel(endpoint, options=_OPTIONS)
         name = self._login.tls.server_name if self._login.tls is not None else None
         named = () if name is None else (("grpc.ssl_target_name_override", name),)
-        return grpc.secure_channel(endpoint, self._credentials, options=(*_OPTIONS, *named))
+        return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(*self._files), options=(*_OPTIONS, *named))
 
     def _leave(self, endpoint: str) -> None:
         """Switch to the next endpoint, unless another thread has done so."""
         with self._lock:
             if self.endpoints[self._current] == endpoint:
                 self._current = (self._current + 1) % len(self.endpoints)
+        self._use_changed_files()
+
+    def _use_changed_files(self) -> None:
+        """Connect again if the files of TLS have changed, as after a renewal of the certificate."""
+        tls = self._login.tls
+        if tls is None:
+            return
+        try:
+            files = _read_files(tls)
+        except OSError:  # for example while they are replaced
+            return
+        with self._lock:
+            if files != self._files:
+                self._files = files
+                self._channels.clear()  # other threads may use the channels, which end with their last call
+                self._calls.clear()
 
 
 _CHECK_MEMBERS: Final = (
@@ -346,6 +373,8 @@ _CHECK_MEMBERS: Final = (
     " automatically"
 )
 """The remedy if no member answers."""
+_AUTHENTICATION_FAILURES: Final = ("authentication failed", "user name is empty", "revision of auth store is old")
+"""Texts of etcd about a user."""
 _TLS_FAILURES: Final = ("TSI_", "andshake", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")
 """Texts of gRPC about TLS."""
 
@@ -359,29 +388,33 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
             why = f"the TLS handshake failed: {text}"
             member_hint = (
                 "check that the member uses TLS, `cluster.tls.ca` and `server_name`, and that it accepts the client "
-                "certificate (`certificate`, `key`): with --client-cert-auth etcd needs one of its --trusted-ca-file"
+                "certificate (`certificate`, `key`): with --client-cert-auth etcd needs one of its --trusted-ca-file, "
+                "which has not expired"
             )
             return EtcdUnavailableError(what, why=why, member_hint=member_hint)
         if text.endswith("Socket closed"):
             tls = "set `cluster.tls` if the member uses TLS; otherwise "
             return EtcdUnavailableError(what, why=why, hint=tls + _CHECK_MEMBERS, member_hint=f"{tls}see its log")
         return EtcdUnavailableError(what, why=why)
+    kind: type[RefusedError] = RefusedError
     if "database space exceeded" in text:
         hint = (
             "free space in etcd: etcdctl defrag --cluster, then etcdctl alarm disarm (without an active node first "
             "etcdctl compact REVISION); or start it with a larger --quota-backend-bytes"
         )
     elif code is grpc.StatusCode.PERMISSION_DENIED:
-        hint = "grant the user a role with readwrite permission for the prefix of the cluster"
+        kind, hint = EtcdDeniedError, "grant the user a role with readwrite permission for the prefix of the cluster"
     elif "authentication is not enabled" in text:
+        kind = EtcdDeniedError
         hint = "remove `cluster.user` and `password_file`, or enable authentication: etcdctl auth enable"
-    elif code is grpc.StatusCode.UNAUTHENTICATED or "authentication failed" in text or "user name is empty" in text:
+    elif code is grpc.StatusCode.UNAUTHENTICATED or any(failure in text for failure in _AUTHENTICATION_FAILURES):
+        kind = EtcdDeniedError
         hint = "check user and password_file, or the name (CN) of the client certificate: etcdctl user list"
     elif "too large" in text or "larger than max" in text:
         hint = "start every etcd member with its default --max-request-bytes (1.5 MiB) or a larger one"
     else:
         hint = "see the log of this etcd member"
-    return RefusedError(
+    return kind(
         f"etcd {endpoint}: {method} was rejected: {text or code.name}",
         code=int(code.value[0]),
         text=text,
@@ -390,16 +423,20 @@ def failure_of(error: grpc.RpcError, endpoint: str, method: str) -> UnavailableE
     )
 
 
-def _credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
+def _checked_files(tls: TlsOptions) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Return the contents of the files of authorities, key and certificate. Raises ConfigError."""
     tls.context()  # raises an error for files that cannot be used
     if not tls.verify or tls.key_password is not None:
         option = "verify" if not tls.verify else "key_password"
         raise ConfigError(
             f"etcd: {option} is not supported", option=option, hint="use a CA file and a key without a password"
         )
+    return _read_files(tls)
 
-    def content(path: str | Path | None) -> bytes | None:
-        return None if path is None else Path(path).read_bytes()
 
-    key = None if tls.cert_file is None else content(tls.key_file or tls.cert_file)
-    return grpc.ssl_channel_credentials(content(tls.ca_file), key, content(tls.cert_file))
+def _read_files(tls: TlsOptions) -> tuple[bytes | None, bytes | None, bytes | None]:
+    key = None if tls.cert_file is None else tls.key_file or tls.cert_file
+    ca, private, chain = (
+        None if path is None else Path(path).read_bytes() for path in (tls.ca_file, key, tls.cert_file)
+    )
+    return ca, private, chain

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 from zlib import crc32
 
-from penstock.cluster.client import EtcdClient
+from penstock.cluster.client import EtcdClient, EtcdDeniedError
 from penstock.cluster.commit import (
     FRAME_BYTES,
     CommitFrame,
@@ -78,8 +78,8 @@ RESTORED: Final = (
 )
 """The remedy after a backup of etcd was restored."""
 OTHER_LOG: Final = (
-    "if another node has begun a new log, start this one with an empty data directory, or with `cluster.tubemq` from"
-    f" copies of statestore, mqtt and tube/master of that node; otherwise {RESTORED}"
+    "if another node continues the log in etcd, start this one with an empty data directory, or with `cluster.tubemq` "
+    f"from copies of statestore, mqtt and tube/master of that node; otherwise {RESTORED}"
 )
 """The remedy if etcd has a log that is not the one of a node."""
 
@@ -467,7 +467,7 @@ class EtcdLog(CommitLog):
         self.release(sequence if released is None else released)
 
     def append(self, sequence: int, body: bytes) -> bool:
-        """Commit to etcd; blocks while etcd does not answer [CommitLog].
+        """Commit to etcd; blocks while etcd does not answer, or does not admit the user [CommitLog].
 
         Raises:
             OutOfSpaceError: etcd's database is full, or LMDB is far behind; the same commit may be repeated.
@@ -514,7 +514,7 @@ class EtcdLog(CommitLog):
         return request
 
     def _commit(self, commits: LogCommits, request: pb.TxnRequest) -> Verdict:
-        """Send the transaction until etcd answers."""
+        """Send the transaction until etcd executes it."""
         answer = self._answered(request, commits.unanswered)
         if answer.succeeded:
             return commits.accepted(answer.header.revision)
@@ -528,7 +528,7 @@ class EtcdLog(CommitLog):
         while True:
             try:
                 return self._client.once("KV/Txn", request, pb.TxnResponse)
-            except UnavailableError as error:
+            except (UnavailableError, EtcdDeniedError) as error:
                 unanswered()
                 if self.waiting_since_ms is None:
                     self.waiting_since_ms = wall_clock_ms()

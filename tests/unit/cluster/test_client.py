@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from penstock.cluster.client import EtcdClient, EtcdStatus, EtcdUnavailableError, failure_of
+from penstock.cluster.client import EtcdClient, EtcdDeniedError, EtcdStatus, EtcdUnavailableError, failure_of
 from penstock.cluster.proto import etcd_pb2 as pb
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.runtime.io.tls import Login, TlsOptions
@@ -59,6 +59,8 @@ def test_a_call_without_an_answer_may_have_been_executed(code: grpc.StatusCode, 
         (grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied", "readwrite permission"),
         (grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token", "password_file"),
         (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID", "password_file"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: user name is empty", "password_file"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", "password_file"),
         (grpc.StatusCode.FAILED_PRECONDITION, "etcdserver: authentication is not enabled", "remove `cluster.user`"),
         (grpc.StatusCode.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", "log of this etcd"),
     ],
@@ -66,6 +68,8 @@ def test_a_call_without_an_answer_may_have_been_executed(code: grpc.StatusCode, 
 def test_a_rejected_call_has_a_remedy(code: grpc.StatusCode, text: str, remedy: str) -> None:
     failure = failure_of(_Error(code, text), "etcd-1:2379", "KV/Txn")
     assert isinstance(failure, RefusedError)
+    of_user = ("readwrite permission", "password_file", "remove `cluster.user`")
+    assert isinstance(failure, EtcdDeniedError) == (remedy in of_user)
     assert failure.text == text
     assert remedy in (failure.hint or "")
 
@@ -214,6 +218,47 @@ def test_the_status_of_a_member_after_the_token_has_expired_and_if_only_root_may
         server.stop(None).wait()
     endpoint = f"127.0.0.1:{port}"
     assert found == (EtcdStatus(endpoint) if denied else EtcdStatus(endpoint, "3.6.1", True, 7))
+
+
+@pytest.mark.parametrize("by", ["call", "status"])
+def test_files_of_tls_that_were_replaced_are_used_after_a_call_without_an_answer(tmp_path: Path, by: str) -> None:
+    """As after the certificate of a node has expired, or an authority was replaced: the node need not restart."""
+    server_authority, authority = Authority(tmp_path / "server"), Authority(tmp_path / "clients")
+    stranger = Authority(tmp_path / "strangers").issue("edge")
+    certificate, key = server_authority.issue("etcd", "127.0.0.1")
+    handlers = {
+        "Range": grpc.unary_unary_rpc_method_handler(
+            lambda _request, _context: pb.RangeResponse(count=1),
+            request_deserializer=pb.RangeRequest.FromString,
+            response_serializer=pb.RangeResponse.SerializeToString,
+        )
+    }
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("etcdserverpb.KV", handlers),))
+    chains = [(key.read_bytes(), certificate.read_bytes())]
+    port = server.add_secure_port(
+        "127.0.0.1:0",
+        grpc.ssl_server_credentials(chains, authority.file.read_bytes(), require_client_auth=True),
+    )
+    server.start()
+    client = EtcdClient([f"127.0.0.1:{port}"], Login(tls=TlsOptions(server_authority.file, *stranger)))
+    request = pb.RangeRequest(key=b"k")
+    try:
+        with pytest.raises(EtcdUnavailableError):
+            client.once("KV/Range", request, pb.RangeResponse)
+        for old, new in zip(stranger, authority.issue("edge"), strict=True):
+            new.replace(old)
+        if by == "status":
+            client.statuses()
+        assert client.call("KV/Range", request, pb.RangeResponse, within_s=60).count == 1
+        for path in stranger:
+            path.unlink()
+        server.stop(None).wait()
+        with pytest.raises(EtcdUnavailableError):  # not the error of a missing file
+            client.once("KV/Range", request, pb.RangeResponse)
+    finally:
+        client.close()
+        server.stop(None).wait()
 
 
 def test_a_password_file_that_is_missing_for_now_is_the_answer_of_a_call(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.cluster.client import DEADLINE_S, EtcdClient, EtcdUnavailableError
+from penstock.cluster.client import DEADLINE_S, EtcdClient, EtcdDeniedError, EtcdUnavailableError
 from penstock.cluster.commit import Head
 from penstock.cluster.log import EtcdLog, EtcdLogs
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.errors import StorageError
+from penstock.errors import PenstockError, RefusedError, StorageError
 
 IDENTITY = b"identity"
 TERM = 5
@@ -19,7 +19,7 @@ REFUSED = pb.TxnResponse(succeeded=False)
 
 
 class PreparedEtcd(EtcdClient):
-    """A client that returns ``answers``, one after the other. None: no answer."""
+    """A client that returns ``answers``, one after the other, or raises them. None: no answer."""
 
     def __init__(self, *answers: Any) -> None:
         super().__init__(["127.0.0.1:1"])
@@ -31,6 +31,8 @@ class PreparedEtcd(EtcdClient):
         answer = self.answers.pop(0)
         if answer is None:
             raise EtcdUnavailableError(f"etcd: no answer to {method} within {deadline_s} s")
+        if isinstance(answer, PenstockError):
+            raise answer
         assert isinstance(answer, response)
         return answer
 
@@ -78,3 +80,14 @@ def test_a_read_without_an_answer_puts_no_commit_in_doubt() -> None:
     log = started(etcd)
     with pytest.raises(StorageError, match="does not continue the log in etcd"):
         log.append(1, b"one")
+
+
+def test_a_commit_waits_until_etcd_admits_the_user_again() -> None:
+    """As after the user lost its role by mistake, or while its password is replaced."""
+    denied = EtcdDeniedError("etcd: KV/Txn was rejected: etcdserver: permission denied", code=7)
+    etcd = PreparedEtcd(denied, denied, ACCEPTED, RefusedError("etcd: request is too large", code=3))
+    log = started(etcd)
+    assert log.append(1, b"one")
+    assert etcd.requests[0] == etcd.requests[2]
+    with pytest.raises(StorageError, match="etcd rejected a commit"):
+        log.append(2, b"two")

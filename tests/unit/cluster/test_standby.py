@@ -284,7 +284,7 @@ def test_a_node_whose_log_is_not_that_of_the_active_node_says_what_to_do(monkeyp
         follower.next({"rows": LogPosition(b"lost log", 0, 7)})
     assert caught.value.what == "rows: this node has commit 7, and etcd has another log, which ends with commit 2"
     assert (caught.value.hint or "").startswith(
-        "if another node has begun a new log, start this one with an empty data directory"
+        "if another node continues the log in etcd, start this one with an empty data directory"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.cluster.client import EtcdUnavailableError
+from penstock.cluster.client import EtcdDeniedError, EtcdUnavailableError
 from penstock.errors import ConfigError, RefusedError, StorageError, UnavailableError
 from penstock.node.cluster.handover import HandoverRequests, handover_key, handover_user_key
 from penstock.node.cluster.membership import ClusterMembership
@@ -93,7 +93,45 @@ async def test_an_elected_node_that_cannot_start_because_of_etcd_is_a_standby_ag
     refused = RefusedError("mqtt: the broker refused the subscription")  # of a bridge, as of every client
     member.start_failed(refused)
     assert restarts == []
+    unreadable.__cause__ = EtcdDeniedError("etcd: KV/Range was rejected: etcdserver: permission denied", code=7)
+    member.start_failed(unreadable)
+    assert "the log in etcd cannot be read" in restarts.pop()
     member._logs = cast(Any, SimpleNamespace(full=RefusedError("etcd: database space exceeded")))
     member.start_failed(refused)
     assert "refused the subscription" in restarts.pop()
+    member._client.close()
+
+
+async def test_an_active_node_that_etcd_denies_gives_up_after_the_time_of_its_lease(tmp_path: Path) -> None:
+    """etcd renews the lease also of a user without rights, so that no other node could take over."""
+    restarts: list[str] = []
+    section = ClusterSection(name="c", node="n", etcd=["127.0.0.1:1"], lease_s=3)
+    member = ClusterMembership(NodeConfig(data_dir=tmp_path, cluster=section), restarts.append)
+    denials = 0
+
+    def requested() -> bool:
+        nonlocal denials
+        denials += 1
+        if denials == 3:  # a role that was granted again
+            return False
+        if denials == 5:
+            member._denied_s -= 3.1
+        if denials == 6:
+            member._closing.set()
+        raise EtcdDeniedError("etcd: KV/Range was rejected: etcdserver: permission denied", code=7)
+
+    reported: list[StorageError | None] = []
+    stub = cast(Any, member)
+    stub._pause = lambda: reported.append(member.commits.failure())
+    stub._leadership = SimpleNamespace(holds=lambda: True)
+    stub._handover_requested = requested
+    stub._put_report = lambda: None
+    stub._offers_snapshots = True
+    stub._client.call = lambda *_args, **_named: SimpleNamespace(kvs=[])
+    member._stay_active()
+    assert restarts == [
+        "etcd denies its requests: etcd: KV/Range was rejected: etcdserver: permission denied",
+    ]
+    assert [failure is not None for failure in reported] == [False, True, True, False, True, True, True]
+    assert "permission denied" in str(reported[1])
     member._client.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from penstock.cluster.client import EtcdDeniedError
 from penstock.cluster.log import EtcdLogs
 from penstock.errors import OutOfSpaceError, RefusedError, StorageError
 from penstock.runtime.io.clock import wall_clock_ms
@@ -26,6 +27,8 @@ class CommitState:
         self._refusals: list[Callable[[str], None]] = []
         self._full: RefusedError | None = None
         """The error of a full etcd while requests that need space are refused."""
+        self.denied: EtcdDeniedError | None = None
+        """The error of an etcd that does not admit this node."""
 
     def use(self, logs: EtcdLogs) -> None:
         """Show the state of ``logs``, of an elected node."""
@@ -42,6 +45,8 @@ class CommitState:
         """Return the reason why acknowledgements wait for etcd; None if they do not."""
         if (full := self._full) is not None:
             return OutOfSpaceError("cluster: etcd is full, commits wait", why=full.what, hint=full.hint)
+        if (denied := self.denied) is not None:
+            return StorageError("cluster: etcd denies requests, commits wait", why=denied.what, hint=denied.hint)
         if (waited_s := self.wait_s) < 1:
             return None
         return StorageError(

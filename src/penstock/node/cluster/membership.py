@@ -21,6 +21,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -31,7 +32,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 import penstock
-from penstock.cluster.client import EtcdClient, EtcdUnavailableError
+from penstock.cluster.client import EtcdClient, EtcdDeniedError, EtcdUnavailableError
 from penstock.cluster.leadership import Leadership
 from penstock.cluster.log import (
     EtcdLogs,
@@ -129,6 +130,8 @@ class ClusterMembership:
         """The last reports of all members, of an active node."""
         self._handover = threading.Event()
         self._resigned = False
+        self._denied_s = 0.0
+        """When etcd began to deny requests of the active node."""
         self._fencing = threading.Lock()
         self._active_environments: list[LoggedEnvironment] = []
         self._config = config
@@ -511,7 +514,7 @@ class ClusterMembership:
         cause: BaseException | None = error
         while cause is not None:
             etcd_is_full = isinstance(cause, RefusedError) and (refuses or is_full(cause))
-            if etcd_is_full or isinstance(cause, EtcdUnavailableError | FencedError):
+            if etcd_is_full or isinstance(cause, EtcdUnavailableError | EtcdDeniedError | FencedError):
                 self._fence(f"it could not start: {line_of(error)}")
                 return
             cause = cause.__cause__
@@ -577,8 +580,21 @@ class ClusterMembership:
                     self._reports = read_reports(self._client, self.prefix)
                     if not self._offers_snapshots:
                         self._offer_snapshots()
+                    self.commits.denied = None
+            except EtcdDeniedError as error:
+                self._denied(error)
             except (UnavailableError, RefusedError) as error:
                 _log.warning("etcd does not answer: %s", error)
+
+    def _denied(self, error: EtcdDeniedError) -> None:
+        """Restart as a standby if etcd has denied the requests of this active node for the time of the lease, which
+        etcd renews nevertheless: no other node could take over."""
+        if self.commits.denied is None:
+            self._denied_s = time.monotonic()
+            _log.error("etcd denies requests of the active node, commits wait: %s", error)
+        self.commits.denied = error
+        if time.monotonic() - self._denied_s > self._section.lease_s:
+            self._fence(f"etcd denies its requests: {line_of(error)}")
 
     def _handover_requested(self) -> bool:
         assert self._leadership is not None
