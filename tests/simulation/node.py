@@ -498,5 +498,5 @@ class SimulatedLog(LoggedEnvironment):
 
     def _follow_once(self) -> None:
         self._hasty = False
-        if self._write_back(hasty=True) and self._waits:
+        if self._write_back(hasty=True) and self.lack is not None:
             self._loop.call_later(1.0, self.set)

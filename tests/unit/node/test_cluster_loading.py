@@ -15,7 +15,7 @@ from penstock.cluster.commit import Head, encode_frame
 from penstock.cluster.leadership import is_too_far_behind, may_replace
 from penstock.cluster.log import LogKeys, MissingCommitsError, clock_key, leader_key
 from penstock.cluster.proto import etcd_pb2 as pb
-from penstock.errors import PenstockError, RefusedError, StorageError
+from penstock.errors import OutOfSpaceError, PenstockError, RefusedError, StorageError
 from penstock.node.cluster import snapshot_recovery, standby_data
 from penstock.node.cluster.membership import ClusterMembership
 from penstock.node.cluster.snapshot import SnapshotSource
@@ -237,10 +237,28 @@ async def test_the_lag_of_a_standby_that_always_has_commits_to_read_is_the_age_o
     monkeypatch.setattr(node, "_pause", lambda: None)
     standby = SimpleNamespace(failure=None, positions={"statestore": at(1), "mqtt": at(90)}, applied_ms=61_500)
     node._data.standby = cast(Any, standby)
-    node._data.environments = cast(Any, {"statestore": None, "mqtt": None})
+    space = SimpleNamespace(lack=None)
+    node._data.environments = cast(Any, {"statestore": space, "mqtt": space})
     assert not node._look()
     values = node.metric_values()
     assert (values["lag_commits"], values["lag_seconds"]) == (10, 0.5)
+
+
+async def test_a_node_whose_disk_is_full_is_not_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not start as the active node, and no other one would take over meanwhile."""
+    node = await member(tmp_path, monkeypatch, found({}))
+    monkeypatch.setattr(node, "_put_report", lambda: None)
+    monkeypatch.setattr(node, "_pause", lambda: None)
+    monkeypatch.setattr(node._data, "why_not_eligible", lambda **_: "it was eligible")
+    positions = {"statestore": at(1), "mqtt": at(100)}
+    node._data.standby = cast(Any, SimpleNamespace(failure=None, positions=positions, applied_ms=0))
+    full = SimpleNamespace(lack=OutOfSpaceError("mqtt: applying the log waits for disk space", hint="free space"))
+    node._data.environments = cast(Any, {"statestore": SimpleNamespace(lack=None), "mqtt": full})
+    assert not node._look()
+    assert node.problem == "mqtt: applying the log waits for disk space; hint: free space"
+    full.lack = None
+    assert not node._look()
+    assert node.problem == "it was eligible"
 
 
 async def test_a_member_that_lost_replicated_data_says_that_the_cluster_has_them(tmp_path: Path) -> None:

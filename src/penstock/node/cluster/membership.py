@@ -372,6 +372,10 @@ class ClusterMembership:
             self._tell(unloaded or line_of(standby.failure))
             self._pause()
             return False
+        if (lack := self._data.lack) is not None:
+            self._tell(line_of(lack))
+            self._pause()
+            return False
         if active is not None:
             if standby is not None:
                 self._tell(None)

@@ -13,7 +13,7 @@ from penstock.cluster.client import EtcdClient
 from penstock.cluster.commit import Head
 from penstock.cluster.leadership import why_not_eligible
 from penstock.cluster.standby import Standby, StandbyLog
-from penstock.errors import StorageError
+from penstock.errors import ShortageError, StorageError
 from penstock.mqtt.storage import environment_at as mqtt_environment
 from penstock.node.cluster.clock import ClusterClock
 from penstock.node.cluster.state import LOGS, logs_of
@@ -64,6 +64,11 @@ class StandbyData:
         if self.standby is None or not self.standby.has_read:
             return {}
         return {name: position.sequence for name, position in self.standby.positions.items()}
+
+    @property
+    def lack(self) -> ShortageError | None:
+        """The error if this node has no disk space for the commits, so that it could not start as the active node."""
+        return next((each.lack for each in self.environments.values() if each.lack is not None), None)
 
     def complete_replacement(self) -> None:
         """Put a loaded snapshot in its place, before an environment is opened: one that is replaced later would go

@@ -89,8 +89,8 @@ class LoggedEnvironment:
         self._applying = threading.Lock()
         self._haste = threading.Event()
         self._closing = False
-        self._waits = False
-        """True if LMDB had no disk space when it was last updated."""
+        self.lack: ShortageError | None = None
+        """The error if LMDB lacked disk space or a file descriptor when it was last updated."""
         self._roomless = False
         """True if the last attempt to add a segment found no disk space."""
         self._follower: threading.Thread | None = None
@@ -324,7 +324,7 @@ class LoggedEnvironment:
     def _follow(self) -> None:
         """Update LMDB from time to time; runs in the thread."""
         while True:
-            hasty = self._haste.wait(_RETRY_S if self._waits else _BEHIND_S)
+            hasty = self._haste.wait(_RETRY_S if self.lack is not None else _BEHIND_S)
             self._haste.clear()
             if self._closing or not self._write_back(hasty=hasty):
                 return
@@ -333,12 +333,12 @@ class LoggedEnvironment:
         """Apply the log to LMDB, and let the log grow; False after a failure, which is final."""
         try:
             self._apply("applying the log to LMDB")
-            self._waits = False
+            self.lack = None
         except ShortageError as lack:
             # No data is lost: commits continue while the log has room.
-            if not self._waits:
+            if self.lack is None:
                 _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, lack)
-            self._waits = True
+            self.lack = lack
         except StorageError as error:
             _log.critical("read-only path=%s: %s", self.path, error)
             self.on_failure(error)
