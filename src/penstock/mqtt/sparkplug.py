@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -255,6 +256,7 @@ def _rows(found: DataSet, what: str) -> list[dict[str, object]]:
         raise SparkplugError(
             f"{what} is too large: with its rows its names of columns have {repeated} characters", "type"
         )
+    _check_distinct(columns, what)
     made = []
     for row in found.rows:
         if not len(columns) == len(types) == len(row.elements):
@@ -268,7 +270,16 @@ def _rows(found: DataSet, what: str) -> list[dict[str, object]]:
     return made
 
 
+def _check_distinct(names: Sequence[str], what: str) -> None:
+    """Refuse a name that occurs twice: one of its values would be lost."""
+    if len(set(names)) < len(names):
+        name, _ = Counter(names).most_common(1)[0]
+        raise SparkplugError(f"{what} has the name {name!r} twice", "type")
+
+
 def _template(found: Template, what: str) -> dict[str, object]:
+    for members in (found.parameters, found.metrics):
+        _check_distinct([each.name for each in members], what)
     return {
         "template_ref": found.template_ref if found.HasField("template_ref") else None,
         "version": found.version if found.HasField("version") else None,
@@ -283,6 +294,7 @@ def _template(found: Template, what: str) -> dict[str, object]:
 def _properties(found: PropertySet, what: str) -> Iterator[tuple[str, object]]:
     if len(found.keys) != len(found.values):
         raise SparkplugError(f"{what} has {len(found.keys)} keys of properties and {len(found.values)} values", "type")
+    _check_distinct(found.keys, f"the property set of {what}")
     for name, value in zip(found.keys, found.values, strict=True):
         yield name, metric_value(value, value.type, f"property {name!r} of {what}")
 

@@ -100,6 +100,21 @@ def test_values_of_another_type_are_refused(metric: Metric, datatype: int, kind:
     assert error.value.kind == kind
 
 
+def test_no_value_of_a_name_that_occurs_twice_is_lost() -> None:
+    table, template, described = (Metric(name="m", datatype=each) for each in (DataType.DataSet, DataType.Template, 3))
+    table.dataset_value.columns.extend(["a", "b", "a"])
+    for value in (1, 2):
+        template.template_value.metrics.add(name="a", datatype=DataType.Int32, int_value=value)
+    for text in ("x", "y"):
+        described.properties.keys.append("unit")
+        described.properties.values.add(type=DataType.String, string_value=text)
+    for metric, name in ((table, "a"), (template, "a")):
+        with pytest.raises(SparkplugError, match=f"m has the name '{name}' twice"):
+            metric_value(metric, metric.datatype, "m")
+    with pytest.raises(SparkplugError, match="the property set of m has the name 'unit' twice"):
+        property_texts(described, "m")
+
+
 def test_integers_in_a_wider_field() -> None:
     assert metric_value(Metric(long_value=(1 << 64) - 5), DataType.Int8, "m") == -5
     assert metric_value(Metric(long_value=4_000_000_000), DataType.UInt32, "m") == 4_000_000_000
