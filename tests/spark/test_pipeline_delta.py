@@ -19,13 +19,16 @@ from penstock.pipelines.sinks.delivery import COORDINATES, last_of_each_key
 from penstock.pipelines.sinks.delta import DeltaWriter
 from penstock.pipelines.sinks.maintenance import maintain, maintained_at
 from penstock.pipelines.sinks.migration import migrate
+from penstock.pipelines.sinks.partitions import mark_unpartitionable
 from penstock.pipelines.sinks.remote_delta import RemoteDeltaTable
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.pipelines.spec.sinks import TableSink
+from penstock.pipelines.spec.sinks import Sink, TableSink
 from penstock.spark.environment import jars
 from penstock.spark.files.source import FileLog, FilesStreamReader
 from tests.spark.pipelines import Setup
+from tests.spark.test_pipeline_steps import apply, no_lookup, steps
+from tests.spark.test_pipeline_steps import rows as records
 
 COLUMNS = "_id STRING, k STRING, a STRING, n INT"
 
@@ -150,6 +153,18 @@ sinks:
     table: {{path: "{lake}/newest", mode: merge, keys: [k], order_by: n, partition_by: ["bucket(2, k)"]}}
 dead_letters: {{path: "{lake}/dead"}}
 """
+
+
+def test_a_text_that_is_not_utf8_is_no_partition(spark: SparkSession) -> None:
+    """No directory has its name: the task would fail at each attempt."""
+    made = steps(
+        {"name": "raw", "parse": {"format": "raw", "schema": "body BINARY"}},
+        {"name": "named", "map": {"compute": {"place": "CAST(body AS STRING)"}}},
+    )
+    sink = Sink.model_validate({"name": "rows", "table": {"path": "lake/rows", "partition_by": ["place"]}})
+    marked = mark_unpartitionable(apply(records(spark, b"north", b"caf\xe9"), made, no_lookup), sink)
+    found = marked.orderBy("_id").collect()
+    assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, "sink.partition"]
 
 
 def message(key: str, n: int) -> bytes:

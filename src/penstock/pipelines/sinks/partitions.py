@@ -221,9 +221,9 @@ def mark_unpartitionable(rows: DataFrame, sink: Sink) -> DataFrame:
             size = sf.octet_length(column) * 3 - plain * 2
             longest = min(_LONGEST, _LONGEST_NAME - 1 - len(_escaped(field.name)))
             # Programs do not find files whose directory has a ~, and read the name for null as null.
-            wrong = (size > longest) | column.contains("~") | (column == _NULL)
+            wrong = (size > longest) | column.contains("~") | (column == _NULL) | ~sf.is_valid_utf8(column)
             said = sf.lit(
-                f"the value of {field.column} cannot be a partition: it has a ~, is {_NULL}, "
+                f"the value of {field.column} cannot be a partition: it is not UTF-8, has a ~, is {_NULL}, "
                 f"or is longer than {longest} characters as the name of a directory"
             )
         else:
