@@ -112,10 +112,12 @@ def fuzz_topics(data: bytes) -> object:
     assert (name_problem(topic) is None) == (bool(topic) and not set(topic) & set("+#\0"))
     tree = FilterTree[int]()
     expected = set()
+    added: list[tuple[str, str, int]] = []
     for number, text in enumerate(filters):
         assert (filter_problem(text) is None) == (_is_filter(text) and "\0" not in text), text
         if filter_problem(text) is None and not text.startswith("$share/") and name_problem(topic) is None:
             tree.set(text, f"{number}", number)
+            added.append((text, f"{number}", number))
             reference = _matches(text.split("/"), topic.split("/"))
             if topic.startswith("$") and text[0] in "+#":
                 reference = False
@@ -124,9 +126,8 @@ def fuzz_topics(data: bytes) -> object:
                 expected.add(number)
     found = tree.match(topic) if name_problem(topic) is None else []
     assert sorted(found) == sorted(expected)
-    for number, text in enumerate(filters):
-        if filter_problem(text) is None and not text.startswith("$share/"):
-            tree.remove(text, f"{number}")
+    for each in added:
+        assert tree.remove(*each)
     assert len(tree) == 0
     return sorted(found)
 

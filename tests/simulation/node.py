@@ -73,9 +73,9 @@ SEGMENT_BYTES = 16 << 10
 
 LOG_SEGMENT_BYTES = 64 << 10
 """Of the TubeMQ log."""
-LARGEST_WORK = 64 + 4 * FILTER_WORK
-"""Work of the largest packet: a CONNECT counts 64 units, and removes the subscriptions of a session that has ended; a
-message counts one for every eight receivers."""
+LARGEST_WORK = 64 + FILTER_WORK
+"""Work of the largest packet: a CONNECT counts 64 units, and may publish a will, which counts one for every eight
+receivers."""
 WAITING_SHARES = 3 * TURN_SHARES
 """Shares of an iteration for connections that wait: those with unread packets, those with queued messages, and those
 whose CONNECT or end waits."""

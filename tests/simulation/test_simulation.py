@@ -23,7 +23,7 @@ from tests.simulation.mutations import (
 from tests.simulation.run import OPERATIONS, Failure, failure, report, simulate
 from tests.simulation.seeds import passed, printed_elsewhere
 
-SEEDS = 60 if compiled.form() == "compiled" else MOST_SEEDS
+SEEDS = 200 if compiled.form() == "compiled" else MOST_SEEDS
 """Interpreted, a seed takes twice as long; ``MOST_SEEDS`` find each planted bug."""
 BLOCK = 10
 NIGHTLY_SEEDS = 20_000

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import (
+    ConnAck,
     Connect,
     Disconnect,
     Packet,
@@ -17,6 +20,7 @@ from penstock.mqtt.codec.packets import (
     UnsubAck,
     Unsubscribe,
 )
+from penstock.mqtt.engine.connections.connection import CONNECT_WORK
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.sessions.core import WRITE_WORK
 from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK
@@ -241,16 +245,49 @@ def test_subscriptions_of_ended_sessions_are_removed_in_shares() -> None:
     assert broker.broker.measure().subscriptions == 2
 
 
-def test_a_client_that_returns_before_its_subscriptions_are_removed_keeps_the_new_ones() -> None:
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_client_that_returns_before_its_subscriptions_are_removed_keeps_the_new_ones(*, dropped: bool) -> None:
+    """Two of its sessions end at the same time; the third CONNECT waits for neither, and does not remove them."""
+    broker = bench()
+    filters = *(f"a/{n}" for n in range(200)), "a/+", "$share/g/a/8", "$share/g/a/9"
+    for _ in range(2):
+        peer = broker.connect("c")
+        peer.subscribe(*filters)
+        if dropped:
+            peer.drop()
+    before = broker.broker.work
+    again = broker.open().send(Connect("c"))
+    assert broker.broker.work - before == CONNECT_WORK + 1
+    assert len(broker.broker.ending) == 2
+    assert isinstance(again.only(), ConnAck)
+    again.subscribe("a/7", "$share/g/a/8")
+    sender = broker.connect("p")
+    turns = 0
+    while broker.broker.ending:
+        turns += 1
+        sender.send(Publish("a/7", b"x"), Publish("a/8", b"x"), Publish("a/9", b"x"))
+        broker.flush()
+    assert turns > 3
+    assert again.topics() == ["a/7", "a/8"] * turns
+    assert broker.broker.measure().subscriptions == 2
+    assert again.send(Unsubscribe(1, ["$share/g/a/8"])).only() == UnsubAck(1, [0])
+    sender.send(Publish("a/7", b"x"), Publish("a/8", b"x"))
+    assert again.topics() == ["a/7"]
+    assert (broker.broker.measure().subscriptions, list(broker.broker.router.groups)) == (1, [])
+
+
+def test_a_group_that_others_founded_again_outlasts_the_subscriptions_of_an_ended_session() -> None:
     broker = bench()
     peer = broker.connect("c")
-    peer.subscribe(*(f"a/{n}" for n in range(200)))
+    peer.subscribe("$share/g/a", *(f"b/{n}" for n in range(200)))  # the last ones are removed first
     peer.drop()
-    assert broker.broker.ending
     again = broker.connect("c")
-    again.subscribe("a/7")
-    for _ in range(20):
+    again.subscribe("$share/g/a")
+    assert again.send(Unsubscribe(1, ["$share/g/a"])).only() == UnsubAck(1, [0])
+    other = broker.connect("o")
+    other.subscribe("$share/g/a")
+    while broker.broker.ending:
         broker.flush()
-    broker.connect("p").send(Publish("a/7", b"x"), Publish("a/8", b"x"))
-    assert again.topics() == ["a/7"]
+    broker.connect("p").send(Publish("a", b"x"))
+    assert (again.topics(), other.topics()) == ([], ["a"])
     assert broker.broker.measure().subscriptions == 1

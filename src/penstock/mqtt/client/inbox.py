@@ -188,7 +188,7 @@ class Inbox:
         self._listeners.set(topic_filter, owner, listener)
 
         def remove() -> None:
-            self._listeners.remove(topic_filter, owner)
+            self._listeners.remove(topic_filter, owner, listener)
 
         return remove
 
@@ -210,7 +210,7 @@ class Inbox:
         def close() -> None:
             for topic_filter, identifier in filters:
                 if identifier is None:
-                    self._streams.remove(_without_share(topic_filter), owner)
+                    self._streams.remove(_without_share(topic_filter), owner, stream)
                     continue
                 streams = self._by_identifier.get(identifier, [])
                 if stream in streams:

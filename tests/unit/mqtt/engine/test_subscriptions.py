@@ -17,11 +17,13 @@ topics = st.lists(st.sampled_from(["a", "b", "", "$x"]), min_size=1, max_size=4)
 def test_lookups_agree_with_matches(added: list[str], removed: list[str], topic: str) -> None:
     tree: FilterTree[str] = FilterTree()
     kept: set[str] = set()
+    values: dict[str, str] = {}
     for topic_filter in added:
-        assert tree.set(topic_filter, "owner", topic_filter) is (topic_filter not in kept)
+        value = values.setdefault(topic_filter, topic_filter)
+        assert tree.set(topic_filter, "owner", value) is (topic_filter not in kept)
         kept.add(topic_filter)
     for topic_filter in removed:
-        assert tree.remove(topic_filter, "owner") is (topic_filter in kept)
+        assert tree.remove(topic_filter, "owner", values.get(topic_filter, "")) is (topic_filter in kept)
         kept.discard(topic_filter)
     assert len(tree) == len(kept)
     assert sorted(tree.match(topic)) == sorted(f for f in kept if matches(f, topic))
@@ -33,9 +35,10 @@ def test_owners_are_apart_and_values_replaced() -> None:
     assert tree.set("a/#", "y", 2)
     assert not tree.set("a/#", "x", 3)
     assert sorted(tree.match("a")) == [2, 3]
-    assert tree.remove("a/#", "x")
-    assert not tree.remove("a/#", "x")
-    assert not tree.remove("never/was", "x")
+    assert not tree.remove("a/#", "x", 1)
+    assert tree.remove("a/#", "x", 3)
+    assert not tree.remove("a/#", "x", 3)
+    assert not tree.remove("never/was", "x", 3)
     assert tree.match("a/b/c") == [2]
 
 
@@ -44,5 +47,5 @@ def test_empty_levels_are_taken_down() -> None:
     for topic_filter in ("a/b/c", "a/+/#", "x"):
         tree.set(topic_filter, "o", 1)
     for topic_filter in ("a/b/c", "a/+/#", "x"):
-        tree.remove(topic_filter, "o")
+        tree.remove(topic_filter, "o", 1)
     assert tree._root.empty()

@@ -56,8 +56,8 @@ class FilterTree(Generic[V]):
         self._size += new
         return new
 
-    def remove(self, topic_filter: str, owner: str) -> bool:
-        """Remove the value of a filter and owner; return False if there is none."""
+    def remove(self, topic_filter: str, owner: str, value: V) -> bool:
+        """Remove ``value`` of a filter and owner; return False if they have none, or another one by now."""
         levels = topic_filter.split("/")
         rest = levels[-1] == "#"
         if rest:
@@ -68,8 +68,10 @@ class FilterTree(Generic[V]):
             if child is None:
                 return False
             path.append(child)
-        if (path[-1].below if rest else path[-1].here).pop(owner, None) is None:
+        holder = path[-1].below if rest else path[-1].here
+        if holder.get(owner) is not value:
             return False
+        del holder[owner]
         self._size -= 1
         for i in range(len(levels) - 1, -1, -1):
             if not path[i + 1].empty():

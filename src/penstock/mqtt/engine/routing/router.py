@@ -12,7 +12,7 @@ from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.engine.model.limits import BrokerLimits
 from penstock.mqtt.engine.model.sys_topics import SYS_PREFIX, belongs_to_broker
 from penstock.mqtt.engine.routing.filter_tree import FilterTree
-from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, split_shared
+from penstock.mqtt.engine.routing.subscriptions import SessionSubscription, SharedGroup, Subscriber, split_shared
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Service
 
 if TYPE_CHECKING:
@@ -159,22 +159,27 @@ class Router:
         self._forget(inner)
 
     def remove(self, subscription: SessionSubscription) -> None:
-        """Remove a subscription. Cached routes are kept if the session has ended, because no route contains it."""
+        """Remove a subscription, unless a later session of the client has replaced it.
+
+        Cached routes are kept if the session has ended, because no route contains it.
+        """
         client_id = subscription.session.client_id
         ending = subscription.session.ending
         group = subscription.group
         if group is None:
-            gone = self._filters.remove(subscription.topic_filter, client_id)
+            gone = self._filters.remove(subscription.topic_filter, client_id, subscription)
             self._sys_subscriptions -= gone and subscription.topic_filter.startswith(SYS_PREFIX)
             if not ending:
                 self._forget(subscription.topic_filter)
             return
+        if group.members.get(client_id) is not subscription:
+            return
+        del group.members[client_id]
         name, inner = split_shared(subscription.topic_filter) or ("", "")
-        if group.members.pop(client_id, None) is not None:
-            self._shared_members -= 1
-            self._sys_subscriptions -= inner.startswith(SYS_PREFIX)
+        self._shared_members -= 1
+        self._sys_subscriptions -= inner.startswith(SYS_PREFIX)
         if not group.members:
-            self._shared.remove(inner, name)
+            self._shared.remove(inner, name, group)
             self.groups.pop(group.topic_filter, None)
         if not ending:
             self._forget(inner)
@@ -189,9 +194,10 @@ class Router:
             return Route([], [], [], ReasonCode.TOPIC_NAME_INVALID)
         if not topic.isascii() and len(topic.encode()) > limits.max_topic_bytes:
             return Route([], [], [], ReasonCode.TOPIC_NAME_INVALID)
-        by_session: dict[str, list[SessionSubscription]] = {}
+        # By session, not by client: an earlier session of a client may still be ending.
+        by_session: dict[Subscriber, list[SessionSubscription]] = {}
         for subscription in self._filters.match(topic):
-            by_session.setdefault(subscription.session.client_id, []).append(subscription)
+            by_session.setdefault(subscription.session, []).append(subscription)
         targets = [Target(found) for found in by_session.values() if found[0].session.may_receive(topic)]
         shared: list[SharedTarget] = []
         for group in self._shared.match(topic):

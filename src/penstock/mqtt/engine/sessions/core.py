@@ -6,6 +6,7 @@ Source: MQTT 5.0 sections 3.3, 4.8.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -79,8 +80,9 @@ class BrokerCore(SessionOwner):
         self.topics = TopicNames()
         self.timers = Timers()
         self.sessions: dict[str, Session] = {}
-        self.ending: dict[str, Session] = {}
-        """Ended sessions with many subscriptions, which are removed in shares of loop turns."""
+        self.ending: deque[Session] = deque()
+        """Ended sessions with many subscriptions, which are removed in shares of loop turns. Their clients may have
+        later sessions already."""
         self.wake: Callable[[], None] = _noop
         """Requests a call of :meth:`Broker.flush` in the next turn."""
         self.journal = journal or Journal(enabled=False)

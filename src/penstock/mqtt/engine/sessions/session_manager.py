@@ -16,12 +16,12 @@ from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import NEVER, Session, SessionConnection
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.engine.sessions.shared_delivery import share_out
-from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK, NO_END, apply_rights
+from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK, apply_rights
 from penstock.mqtt.service import Inbound
 from penstock.runtime.turns import TURN_SHARES
 
 if TYPE_CHECKING:
-    from mypy_extensions import i64
+    pass
 
 __all__ = ["SessionManager", "expiry_asked"]
 
@@ -69,9 +69,6 @@ class SessionManager:
             if not clean_start:
                 return session, True
             self._discard(session, now)
-        ending = self.broker.ending.get(client_id)
-        if ending is not None:  # subscriptions are found by client identifier
-            self._remove_subscriptions(ending, NO_END)
         session = sessions[client_id] = Session(self.broker, client_id, self._limits, self._stats)
         session.owner = owner
         return session, False
@@ -164,7 +161,7 @@ class SessionManager:
             session.subscriptions.clear()
         else:
             broker.router.forget_all()
-            broker.ending[session.client_id] = session
+            broker.ending.append(session)
             broker.wake()
         session.ending = True
         share_out(session, now)
@@ -178,19 +175,15 @@ class SessionManager:
         broker = self.broker
         end = broker.work + TURN_SHARES * broker.max_turn_work
         while broker.ending and broker.work < end:
-            self._remove_subscriptions(next(iter(broker.ending.values())), end)
+            subscriptions = broker.ending[0].subscriptions
+            while subscriptions and broker.work < end:
+                _, subscription = subscriptions.popitem()
+                broker.router.remove(subscription)
+                broker.work += FILTER_WORK
+            if not subscriptions:
+                broker.ending.popleft()
         if broker.ending:
             broker.wake()
-
-    def _remove_subscriptions(self, session: Session, end: i64) -> None:
-        """Remove subscriptions of an ended session until the work of the broker is ``end``."""
-        broker, subscriptions = self.broker, session.subscriptions
-        while subscriptions and broker.work < end:
-            _, subscription = subscriptions.popitem()
-            broker.router.remove(subscription)
-            broker.work += FILTER_WORK
-        if not subscriptions:
-            del broker.ending[session.client_id]
 
     def _publish_will(self, session: Session, now: int) -> None:
         will = session.will
