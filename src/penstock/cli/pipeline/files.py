@@ -583,7 +583,14 @@ def show_plan(
     would write all records again, for which a run asks, ! cannot continue from its checkpoint or in its table. In the
     last case, and if a table that exists does not fit, a run would fail, and the exit status is 1.
     """
-    from penstock.pipelines.ledger.plan_changes import REFUSED, changes, check_feeds, check_table_types, check_topics
+    from penstock.pipelines.ledger.plan_changes import (
+        REFUSED,
+        changes,
+        check_feeds,
+        check_new_sinks,
+        check_table_types,
+        check_topics,
+    )
     from penstock.pipelines.spec.description import WIDTH, as_data, as_mermaid, as_text
     from penstock.pipelines.spec.sources import FilesSource
     from penstock.pipelines.state_dir.layout import letter_writers, local_directory
@@ -613,6 +620,7 @@ def show_plan(
     if found is None:
         try:
             check_table_types(pipeline)
+            check_new_sinks(pipeline, state)
         except UnavailableError as error:
             note(f"not compared with the tables: {error.what}; {error.why}")
     check_topics(pipeline)

@@ -40,6 +40,7 @@ __all__ = [
     "changes",
     "check_applicable",
     "check_feeds",
+    "check_new_sinks",
     "check_table_types",
     "check_topics",
     "remember",
@@ -133,7 +134,7 @@ def _sinks(
     pipeline: Pipeline, state: StoragePath, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[PlanChange]:
     ledger = Ledger(layout.ledger(state))
-    refused = incompatible_sinks(pipeline, state) | _incompatible_tables(pipeline)
+    refused = incompatible_sinks(pipeline, state) | _incompatible_tables(pipeline) | _written_tables(pipeline, state)
     were = {query["sink"]: query for query in before.get("queries", ())}
     for query in now["queries"]:
         name = query["sink"]
@@ -224,6 +225,16 @@ def check_table_types(pipeline: Pipeline) -> None:
         raise error
 
 
+def check_new_sinks(pipeline: Pipeline, state: StoragePath) -> None:
+    """Check that tables have no batches of sinks that have no checkpoint in the state directory ``state``.
+
+    Raises:
+        ConfigError: a table has: the sink would write the same rows again.
+    """
+    for error in _written_tables(pipeline, state).values():
+        raise error
+
+
 _KAFKA_S = 3.0
 """Seconds to wait for Kafka's answer."""
 
@@ -285,6 +296,23 @@ def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:
             check_partitions(sink.table.location, sink.name, sink.table.partitions)
         except ConfigError as error:
             found[sink.name] = error
+    return found
+
+
+def _written_tables(pipeline: Pipeline, state: StoragePath) -> dict[str, ConfigError]:
+    """Return an error for each sink that has written its table, and has no checkpoint in ``state``."""
+    found = {}
+    for sink in pipeline.sinks:
+        table = sink.table
+        # A merge replaces the rows.
+        if table is None or table.is_remote or table.keys or layout.checkpoint(state, sink.name).exists():
+            continue
+        if writers(table.location).get(sink.name):
+            found[sink.name] = ConfigError(
+                f"sink {sink.name!r}: table {str(table.location)!r} has batches that it wrote with another checkpoint",
+                why=f"the state directory {state} has none of this sink, which would write the same rows again",
+                hint="use the previous state directory (--state-dir), or set another path for the sink",
+            )
     return found
 
 

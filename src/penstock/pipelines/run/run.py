@@ -21,7 +21,13 @@ from pyspark.errors import PySparkException
 from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import silence_java
 from penstock.pipelines.ledger.ledger import Ledger
-from penstock.pipelines.ledger.plan_changes import check_applicable, check_table_types, check_topics, remember
+from penstock.pipelines.ledger.plan_changes import (
+    check_applicable,
+    check_new_sinks,
+    check_table_types,
+    check_topics,
+    remember,
+)
 from penstock.pipelines.run.driver import (
     DRAIN_S,
     jars_of,
@@ -215,6 +221,7 @@ class _PipelineRun:
         self._emit_event("starting", state_dir=str(self._state))
         check_shapes(pipeline, self._state)
         check_table_types(pipeline)
+        check_new_sinks(pipeline, self._state)
         try:
             # Report a wrong address or topic immediately, not after Spark has started.
             check_master(self._options.spark_master)

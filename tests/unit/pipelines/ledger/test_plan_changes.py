@@ -18,6 +18,7 @@ from penstock.pipelines.ledger.plan_changes import (
     PlanChange,
     changes,
     check_applicable,
+    check_new_sinks,
     check_table_types,
     remember,
 )
@@ -174,6 +175,24 @@ def test_a_column_of_another_type_than_in_the_table_is_refused(given: str, refus
     assert refused in found[0].text
     with pytest.raises(ConfigError, match=refused):
         check_table_types(pipeline)
+
+
+def test_a_table_that_a_sink_wrote_with_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    """The sink would write all rows again; a run finds it before Spark starts."""
+    text, state = FILE.replace("lake/rows", str(tmp_path / "rows")), tmp_path / "state"
+    create_json(
+        tmp_path / "rows" / "_commits" / "rows-0.json",
+        {"writer": "rows", "batch": 0, "query": "q", "rows": 0, "files": []},
+    )
+    ran(state, text)
+    check_new_sinks(parse(text), state)
+    assert told(state, text) == [("=", "sink rows"), ("=", "sink alarms")]
+    layout.checkpoint(state, "rows").rmdir()
+    assert told(state, text) == [("!", "sink rows"), ("=", "sink alarms")]
+    for directory in (state, tmp_path / "none"):
+        with pytest.raises(ConfigError, match="has batches that it wrote with another checkpoint"):
+            check_new_sinks(parse(text), directory)
+    check_new_sinks(parse(text.replace("name: rows", "name: lines")), state)
 
 
 def test_other_partitions_than_those_of_the_table_are_refused(tmp_path: Path) -> None:
