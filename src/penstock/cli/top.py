@@ -1,11 +1,13 @@
 """`penstock top`: a live view of a node in the terminal, which fits into 80 columns and 24 lines.
 
-`Screen` is the state of the view, which keys change; `draw` renders it. Neither depends on a terminal.
+`Screen` is the state of the view, which keys change, `NodeData` has the responses for it, and `draw` renders them; they
+do not depend on a terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import select
 import sys
 import termios
@@ -26,7 +28,7 @@ from penstock.errors import ConfigError, PenstockError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["VIEWS", "Screen", "app", "draw"]
+__all__ = ["VIEWS", "NodeData", "Screen", "app", "draw", "keys_of"]
 
 app = Commands()
 
@@ -210,6 +212,34 @@ class Screen:
             self.cursors = []
 
 
+class NodeData:
+    """Responses that a screen shows. ``get`` requests a path of the API, with parameters."""
+
+    def __init__(self, get: Callable[..., dict[str, Any]]) -> None:
+        self.overview: dict[str, Any] = {}
+        self.page: dict[str, Any] | None = None
+        self.error = ""
+        self._get = get
+        self._asked: object = None
+
+    def read(self, screen: Screen, height: int, *, due: bool) -> bool:
+        """Send the requests of ``screen`` if they are ``due`` and it is not paused, or if they are other ones than
+        before; return whether they were sent."""
+        path, parameters = screen.view.path, screen.parameters(max(1, height - _HEAD_LINES - 2))
+        asked = path, {name: value for name, value in parameters.items() if name != "limit"}
+        if asked == self._asked and (screen.paused or not due):
+            return False
+        self._asked = asked
+        try:
+            self.overview = self._get("overview")
+            self.page = None if path == "overview" else self._get(path, parameters)
+            screen.next = None if self.page is None else self.page.get("next")
+            self.error = ""
+        except PenstockError as failure:
+            self.page, self.error = None, f"{failure.what}{f'; {failure.why}' if failure.why else ''}"
+        return True
+
+
 def draw(
     screen: Screen, overview: Mapping[str, Any], page: Mapping[str, Any] | None, error: str, height: int
 ) -> RenderableType:
@@ -291,7 +321,7 @@ def _position(screen: Screen, page: Mapping[str, Any] | None) -> str:
         return ""
     matched = page.get("matched")
     of = page["total"] if matched is None else matched
-    return f"page {len(screen.cursors) + 1}{'+' if page.get('next') else ''}, {of} rows  "
+    return f"page {len(screen.cursors) + 1}{'+' if page.get('next') else ''}, {of} row{'' if of == 1 else 's'}  "
 
 
 @app.add(
@@ -335,30 +365,28 @@ def _run(api: NodeApi, screen: Screen, interval_s: float) -> None:
     from rich.live import Live
 
     console = Console(highlight=False)
-    overview: dict[str, Any] = {}
-    page: dict[str, Any] | None = None
-    error = ""
+    data = NodeData(api.get)
     due_s = 0.0
     with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.ended:
             height = console.size.height
-            if time.monotonic() >= due_s and not (screen.paused and overview):
-                try:
-                    overview = api.get("overview")
-                    page = None
-                    if screen.view.path != "overview":
-                        page = api.get(screen.view.path, screen.parameters(max(1, height - _HEAD_LINES - 2)))
-                    screen.next = None if page is None else page.get("next")
-                    error = ""
-                except PenstockError as failure:
-                    page, error = None, f"{failure.what}{f'; {failure.why}' if failure.why else ''}"
+            if data.read(screen, height, due=time.monotonic() >= due_s):
                 due_s = time.monotonic() + interval_s
-            live.update(draw(screen, overview, page, error, height), refresh=True)
+            live.update(draw(screen, data.overview, data.page, data.error, height), refresh=True)
             pressed = keys(max(0.05, min(interval_s, due_s - time.monotonic())))
             for key in pressed:
                 screen.press(key)
             if pressed:
                 due_s = 0.0
+
+
+def keys_of(text: str) -> str:
+    """Return the keys in input of a terminal: `n` and `p` for Page Down and Page Up, none for other sequences."""
+    return _SEQUENCE.sub(lambda found: _PAGE_KEYS.get(found[0], ""), text)
+
+
+_SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)")
+_PAGE_KEYS: Final = {"\x1b[6~": "n", "\x1b[5~": "p"}
 
 
 @contextlib.contextmanager
@@ -372,7 +400,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     def read(timeout_s: float) -> str:
         ready, _, _ = select.select([descriptor], [], [], timeout_s)
-        return os.read(descriptor, 64).decode("utf-8", "ignore") if ready else ""
+        return keys_of(os.read(descriptor, 64).decode("utf-8", "ignore")) if ready else ""
 
     try:
         tty.setcbreak(descriptor)

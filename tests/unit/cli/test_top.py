@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.main import main
-from penstock.cli.top import VIEWS, Screen, draw
+from penstock.cli.top import VIEWS, NodeData, Screen, draw, keys_of
+from penstock.errors import UnavailableError
 
 OVERVIEW: dict[str, Any] = {
     "node": {"version": "0.1.0", "uptime_s": 4000.0},
@@ -123,6 +124,44 @@ def test_keys_sort_filter_and_page() -> None:
     assert pressed(" ").paused
     assert pressed("q").ended
     assert not pressed("2/q").ended
+
+
+def test_a_paused_screen_requests_what_a_key_shows_and_nothing_else() -> None:
+    requested: list[str] = []
+
+    def get(path: str, _: object = None) -> dict[str, Any]:
+        requested.append(path)
+        return OVERVIEW if path == "overview" else of(ROWS[path])
+
+    data, screen = NodeData(get), pressed("2")
+    assert data.read(screen, 24, due=True)
+    assert not data.read(pressed(" ", screen), 24, due=True)
+    assert not data.read(screen, 30, due=True)  # as it was, in a larger window
+    assert requested == ["overview", "clients"]
+    for keys in ("3", "s", "n"):
+        assert data.read(pressed(keys, screen), 24, due=False)
+        assert "water" in "".join(text := lines(screen, data.page)), text
+    assert data.read(pressed("1", screen), 24, due=False)
+    assert data.page is None
+    assert not data.read(screen, 24, due=True)
+    assert data.read(pressed(" ", screen), 24, due=True)
+
+
+def test_the_rows_are_not_those_of_an_earlier_response_after_an_error() -> None:
+    def get(path: str, _: object = None) -> dict[str, Any]:
+        if path == "topics":
+            raise UnavailableError("no answer", why="it stopped")
+        return OVERVIEW if path == "overview" else of(ROWS[path])
+
+    data, screen = NodeData(get), pressed("2")
+    data.read(screen, 24, due=True)
+    data.read(pressed("3", screen), 24, due=True)
+    assert (data.page, data.error) == (None, "no answer; it stopped")
+
+
+def test_control_sequences_are_no_keys_except_for_pages() -> None:
+    assert keys_of("2\x1b[6~\x1b[5~\x1b[A\x1bOP\x1b[15;2~r") == "2npr"
+    assert keys_of("\x1b") == "\x1b"  # Escape
 
 
 def test_it_needs_a_terminal_and_a_known_view(capsys: pytest.CaptureFixture[str]) -> None:
