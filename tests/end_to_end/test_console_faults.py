@@ -314,6 +314,9 @@ async def test_the_keyboard_suffices_to_sign_in(ready: ReadyNode) -> None:
         await expect(user).to_have_value("ann ü")
         await expect(secret).to_be_focused()
         await user.fill("")
+        await secret.fill("wörter €")  # a password, and characters that are in no header
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("alert")).not_to_contain_text("this node has no users")
         await secret.fill(token_of(Path(ready.data_dir)))
         await page.keyboard.press("Enter")
         await expect(page.locator("main")).to_be_focused()

@@ -269,7 +269,8 @@ function Login({ error, login }) {
     const user = form.get("user").trim();
     const secret = form.get("secret");
     const utf8 = String.fromCharCode(...new TextEncoder().encode(`${user}:${secret}`));
-    login(user ? `Basic ${btoa(utf8)}` : `Bearer ${secret.trim()}`);
+    // A password without its user name may have characters that no header has, so that no request could be sent.
+    login(user ? `Basic ${btoa(utf8)}` : `Bearer ${secret.trim().replaceAll(/[^!-~]/g, "?")}`);
   };
   return html`<article class="login"><h2>Sign in</h2>
     ${error && html`<p role="alert">${error.message}</p>`}
