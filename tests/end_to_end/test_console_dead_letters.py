@@ -26,9 +26,10 @@ LETTER = {
     "place": "telemetry 1:0@0", "timestamp": "2024-05-01T00:00:00+00:00", "state": "open", "key": "k",
     "headers": [["site", "north"]], "value": "{0", "corrected": None, "part": 3,
 }  # fmt: skip
+SHOWN = [LETTER, LETTER | {"part": 4}]
 ROWS = {
     "list": [GROUP | {"redriven": 0, "resolved": 0, "discarded": 0}],
-    "show": [LETTER, LETTER | {"id": "id-1", "place": "telemetry 1:0@28"}],
+    "show": SHOWN,
 }
 CHANGES = [
     {"mark": "~", "what": "step parsed", "text": "parse a -> parse b"},
@@ -144,6 +145,13 @@ async def test_letters_are_corrected_redriven_and_discarded(
             await page.get_by_role("region", name="Reasons").get_by_role("link", name="parsed").click()
             await expect(page.get_by_role("heading", name="Letters of the step parsed")).to_be_visible()
             await expect(page.get_by_text("2 letters would be sent")).to_have_count(0)
+            # A letter stays open in another order, also next to another part of its record.
+            reversed_rows = {"rows": SHOWN[::-1], "complete": True}
+            await page.route("**/dead-letters/records?*", lambda each: each.fulfill(json=reversed_rows))
+            await page.get_by_role("link", name="Include closed letters").click()
+            await expect(letters.first.locator("dl")).to_contain_text("Part4")
+            await expect(letters.first).not_to_have_attribute("open", "")
+            await expect(letters.last).to_have_attribute("open", "")
             return
         await letters.first.get_by_label("Corrected payload").fill('{"x": 7}')
         await letters.first.get_by_role("button", name="Save the correction").click()

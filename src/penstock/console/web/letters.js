@@ -47,7 +47,7 @@ function List({ path, parameters, changes, changed }) {
   if (!data) return html`<p aria-busy="true">Reading the records…</p>`;
   return html`<section aria-label="Letters">
     <p aria-busy=${newest === null}>${letters(data.rows.length)}${data.complete ? "" : "; there are more: select a step, or close some of these"}</p>
-    ${data.rows.map((row) => html`<${Letter} key=${`${row.place}${row.step}`} path=${path} row=${row} changed=${changed} />`)}
+    ${data.rows.map((row) => html`<${Letter} key=${JSON.stringify([row.place, row.step, row.part])} path=${path} row=${row} changed=${changed} />`)}
   </section>`;
 }
 
