@@ -38,7 +38,8 @@ TEXTS = (
         "standby: no node of the cluster is active",
         "`standby: no node of the cluster is active",
     ),
-    (COMMITS, "cluster: etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),
+    (COMMITS, "etcd is full, commits wait", "`cluster: etcd is full, commits wait`"),
+    (COMMITS, "etcd denies requests, commits wait", "`cluster: etcd denies requests, commits wait`"),
     (
         COMMITS,
         "commits have been waiting for etcd for",

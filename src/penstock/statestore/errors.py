@@ -167,7 +167,7 @@ _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
     ),
     StoreError.QUOTA: (
         QuotaExceededError,
-        "delete keys, or raise max_keys, max_bytes or principal_share of statestore; /readyz reports a full disk",
+        "delete keys, or raise statestore.max_keys, max_bytes or principal_share; /readyz reports a full disk or etcd",
     ),
     StoreError.UNKNOWN_COMMAND: (
         InvalidRequestError,

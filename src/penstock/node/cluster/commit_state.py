@@ -44,13 +44,13 @@ class CommitState:
     def failure(self) -> StorageError | None:
         """Return the reason why acknowledgements wait for etcd; None if they do not."""
         if (full := self._full) is not None:
-            return OutOfSpaceError("cluster: etcd is full, commits wait", why=full.what, hint=full.hint)
+            return OutOfSpaceError("etcd is full, commits wait", why=full.what, hint=full.hint)
         if (denied := self.denied) is not None:
-            return StorageError("cluster: etcd denies requests, commits wait", why=denied.what, hint=denied.hint)
+            return StorageError("etcd denies requests, commits wait", why=denied.what, hint=denied.hint)
         if (waited_s := self.wait_s) < 1:
             return None
         return StorageError(
-            f"cluster: commits have been waiting for etcd for {int(waited_s)} s",
+            f"commits have been waiting for etcd for {int(waited_s)} s",
             why="no majority of the etcd members answers",
             hint="check the etcd members; the node continues automatically",
         )
