@@ -15,6 +15,7 @@ from penstock.cli.tube.access import UNKNOWN_USER
 from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime.io import clock
 from penstock.tube import reader
+from penstock.tube.client import web as tube_web
 from tests.unit.cli.conftest import BROKER, Command, Web
 
 OWN = [0, 56, 112]
@@ -73,6 +74,22 @@ def test_show(penstock: Command) -> None:
     done = penstock("tube", "offset", "list", "nobody")
     assert done.status == 1
     assert "group 'nobody' has no committed offsets" in done.err
+
+
+def test_an_offset_is_not_beyond_the_end_while_the_group_consumes(
+    web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (topic,), (group,) = web.answers["admin_query_pubinfo"], web.answers["admin_query_offset"]
+
+    def call(address: str, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
+        for part in topic["offsetInfo"]:
+            part["offsetMax"] += 28
+            group["subInfo"][0]["offsets"][0]["curOffset"] = part["offsetMax"]
+        return json.loads(json.dumps(web.call(address, method, parameters, **more)))  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(tube_web, "call_broker", call)
+    row = json.loads(penstock("tube", "offset", "list", "lake", "--json").out)
+    assert 168 < row["offset"] <= row["end"]
 
 
 @pytest.mark.parametrize(

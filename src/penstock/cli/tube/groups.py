@@ -476,10 +476,9 @@ def _offsets_query(
     named = {} if group is None else {"groupName": group}
 
     def ask(broker: BrokerRow) -> AdminRows:
-        return AdminRows(
-            tube.call_broker(broker.web, "admin_query_pubinfo", narrowed),
-            tube.call_broker(broker.web, "admin_query_offset", {**named, **narrowed}),
-        )
+        # In this order: an offset of a moment later could be beyond the end of the partition.
+        offsets = tube.call_broker(broker.web, "admin_query_offset", {**named, **narrowed})
+        return AdminRows(tube.call_broker(broker.web, "admin_query_pubinfo", narrowed), offsets)
 
     return ask
 
