@@ -147,3 +147,17 @@ def test_the_innermost_java_exception_of_a_failed_call_is_the_cause() -> None:
     )
     bare = "Traceback:\npy4j.protocol.Py4JJavaError: An error occurred while calling o1.parquet.\n"
     assert innermost_cause(bare) == ("", "a call of Spark failed without a message")
+
+
+def test_a_python_worker_that_was_killed_is_named() -> None:
+    """Its Java exception is only the end of a stream."""
+    text = (
+        "py4j.protocol.Py4JJavaError: An error occurred while calling o42.collectToPython.\n"
+        ": org.apache.spark.SparkException: Job aborted due to stage failure\n"
+        "\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:1)\n"
+        "Caused by: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider setting x\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.apply(PythonRunner.scala:1)\n"
+        "Caused by: java.io.EOFException\n"
+        "\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:398)\n"
+    )
+    assert innermost_cause(text)[1].startswith("a Python worker of Spark ended unexpectedly: it was killed")
