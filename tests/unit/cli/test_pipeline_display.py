@@ -92,6 +92,13 @@ def test_a_sink_that_failed_alone_is_reported_with_cause_and_action(capsys: pyte
     ]
 
 
+def test_the_time_of_the_next_attempt_is_rounded(capsys: pytest.CaptureFixture[str]) -> None:
+    for in_s in (0.25, 0.985965, 6.15558, 60.0):
+        LineRunDisplay().show_event({"event": "retry", "sink": "rows", "in_s": in_s, "why": "no\nstack"})
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == [f"rows: next attempt in {time}: no" for time in ("250 ms", "986 ms", "6.2 s", "1 min")]
+
+
 def test_a_stopping_run_reports_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     for event in ("stopping", "stopped"):
         LineRunDisplay().show_event({"event": event, "pipeline": "water"})

@@ -279,7 +279,8 @@ def _event_lines(event: Event) -> Iterator[str]:
             yield f"pipeline {event['pipeline']}: {event['text']}"
         case "retry":
             # Cause and action are shown with the error if the run ends.
-            yield f"{event['sink']}: next attempt in {event['in_s']:g} s: {event['why'].partition(chr(10))[0]}"
+            why = event["why"].partition("\n")[0]
+            yield f"{event['sink']}: next attempt in {shown_duration(event['in_s'])}: {why}"
         case "sinks_failed":
             what, *more = event["error"].splitlines()
             yield f"{event['pipeline']}: {what}; the other sinks continue"
