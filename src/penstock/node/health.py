@@ -96,5 +96,6 @@ def _line(part: str, problem: PenstockError) -> str:
 
 
 def _reason(severity: Severity, part: str, code: str, error: PenstockError, hint: str | None = None) -> Reason:
-    """Return a reason of the health; ``hint``: action of an error without one."""
-    return Reason(severity, part, code, error.what, error.why, error.hint or hint)
+    """Return a reason of the health, whose text does not name the part again; ``hint``: action of an error without
+    one."""
+    return Reason(severity, part, code, error.what.removeprefix(f"{part}: "), error.why, error.hint or hint)
