@@ -31,6 +31,14 @@ class Backoff:
         self._next_s = min(2 * pause_s, self._longest_s)
         return pause_s if self._random is None else pause_s * (0.5 + self._random() / 2)
 
+    def ended(self, lasted_s: float) -> None:
+        """Reset the delay after a successful attempt that lasted at least as long as the next delay, in seconds.
+
+        A peer that accepts connections and closes them soon is then not asked ever faster.
+        """
+        if lasted_s >= self._next_s:
+            self.reset()
+
     def reset(self) -> None:
         """Reset the delay to ``first_s`` after a successful attempt."""
         self.failures = 0

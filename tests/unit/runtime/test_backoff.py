@@ -20,6 +20,15 @@ def test_a_success_starts_the_series_again() -> None:
     assert backoff.failed() == 0.1
 
 
+def test_a_success_that_ends_before_the_next_pause_would_have_ended_is_none() -> None:
+    backoff = Backoff(0.1, 0.5)
+    backoff.failed()
+    backoff.ended(0.19)
+    assert backoff.failed() == 0.2
+    backoff.ended(0.4)
+    assert backoff.failed() == 0.1
+
+
 def test_jitter_takes_up_to_half_of_a_pause() -> None:
     numbers = iter([0.0, 0.5, 0.999])
     backoff = Backoff(1.0, 1.0, random=lambda: next(numbers))

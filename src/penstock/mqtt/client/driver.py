@@ -82,6 +82,8 @@ class Driver:
         self._hook_tasks: set[asyncio.Task[None]] = set()
         self._settings = settings
         self._online = asyncio.Event()
+        self._online_at = 0
+        """Time (ms) of the last CONNACK."""
         self._drained = asyncio.Event()
         """Set while the write buffer has room, or there is no connection."""
         self._close_reason: PenstockError | None = None
@@ -258,7 +260,7 @@ class Driver:
                 self._drained.set()
                 self._arm()
                 if was_online:
-                    backoff.reset()
+                    backoff.ended((self.now() - self._online_at) / 1000)
                     self._call_disconnected_hooks(None if self.stopping else error)
                 if self.stopping:
                     return
@@ -370,6 +372,7 @@ class Driver:
 
     def _accept(self, packet: ConnAck) -> None:
         self._online.set()
+        self._online_at = self.now()
         if self._link is not None and not self._link.answered.done():
             self._link.answered.set_result(None)
         if self._first is not None and not self._first.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -279,6 +280,23 @@ async def test_without_the_session_messages_go_as_new_and_subscriptions_are_made
             assert await client.publish("a") == 0
             message = await anext(client.messages())
         assert message.properties.subscription_identifiers == [9]
+
+
+async def test_a_server_that_accepts_and_closes_is_asked_ever_more_slowly(caplog: pytest.LogCaptureFixture) -> None:
+    """A node whose disk has failed does so: each attempt is a connection, a login, and a line in its log."""
+    caplog.set_level(logging.INFO, "penstock.mqtt")
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(encode(ConnAck()))
+        writer.close()
+
+    async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(accept, "127.0.0.1", 0) as listener:
+        client = MqttClient("127.0.0.1", listener.sockets[0].getsockname()[1], jitter=lambda: 0.0)
+        await client.connect()
+        while not any("next try in 0.4 s" in record.getMessage() for record in caplog.records):
+            await asyncio.sleep(0.01)
+        await client.disconnect()
 
 
 async def test_operations_wait_while_the_server_is_unavailable() -> None:
