@@ -125,15 +125,21 @@ def start_java(
 
 
 def _prepare_java(master: str, settings: dict[str, str], *, vector: bool) -> None:
-    """Set the environment and the options with which Spark's launcher starts the JVM."""
+    """Set the environment of a session, and the options with which Spark's launcher starts the JVM, if none runs."""
+    from pyspark import SparkContext
+
     check_launcher(os.environ)
-    java = find_java(vector=vector)
-    os.environ["JAVA_HOME"] = str(java.home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    home = installation() if is_local(master) else None
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        if (home := installation()) is not None:
+        if home is not None:
             os.environ["SPARK_HOME"] = str(home)
+    if SparkContext._gateway is not None:  # noqa: SLF001 - there is no public function for it
+        return
+    java = find_java(vector=vector)
+    os.environ["JAVA_HOME"] = str(java.home)
+    if is_local(master):
         given = settings[_JAVA_OPTIONS]
         # First, so that logging that is given is not disabled.
         settings[_JAVA_OPTIONS] = f"{java_options(java.runtime, home, given)} {given}".lstrip()

@@ -145,6 +145,20 @@ def test_java_starts_as_the_first_session_starts_it(monkeypatch: pytest.MonkeyPa
     assert os.environ["JAVA_HOME"] == str(tmp_path)
 
 
+def test_java_is_not_looked_for_again_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look starts a process of Java, for 0.1 s."""
+    started: list[object] = []
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda **given: started.append(given))
+    monkeypatch.setattr(SparkContext, "_gateway", object())
+    monkeypatch.setattr(sys.modules["penstock.spark.session"], "find_java", lambda **_: pytest.fail("it runs"))
+    for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP", "SPARK_HOME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    start_java("app", "local[3]")
+    assert len(started) == 1
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
