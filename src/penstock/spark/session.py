@@ -20,6 +20,7 @@ import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,10 @@ WORKER_DAEMON = {"spark.python.daemon.module": "penstock.spark.environment.worke
 REDACTED = r"(?i)secret|password|passwd|token|access[.]?key|credential|//[^/@\s]*:[^/@\s]*@"
 """Spark redacts options with a matching name or value in its web pages and event logs: Spark's default pattern, and
 URLs with a password."""
+
+
+_java_started = threading.Event()
+"""Whether :func:`start_java` has started the JVM of this process, which later sessions use."""
 
 
 def session(
@@ -122,12 +127,11 @@ def start_java(
         _prepare_java(master, settings, vector=vector)
     # As the first session does. There is no public function for it.
     SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))  # noqa: SLF001
+    _java_started.set()
 
 
 def _prepare_java(master: str, settings: dict[str, str], *, vector: bool) -> None:
-    """Set the environment of a session, and the options with which Spark's launcher starts the JVM, if none runs."""
-    from pyspark import SparkContext
-
+    """Set the environment of a session, and the options with which Spark's launcher starts the JVM, if it has not."""
     check_launcher(os.environ)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     home = installation() if is_local(master) else None
@@ -135,7 +139,7 @@ def _prepare_java(master: str, settings: dict[str, str], *, vector: bool) -> Non
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         if home is not None:
             os.environ["SPARK_HOME"] = str(home)
-    if SparkContext._gateway is not None:  # noqa: SLF001 - there is no public function for it
+    if _java_started.is_set():
         return
     java = find_java(vector=vector)
     os.environ["JAVA_HOME"] = str(java.home)

@@ -5,14 +5,16 @@ import inspect
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
 from penstock.spark.environment.java import Java
-from penstock.spark.session import SUBMITTED, configuration, is_local, start_java
+from penstock.spark.session import SUBMITTED, configuration, is_local, session, start_java
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,7 @@ def test_java_starts_as_the_first_session_starts_it(monkeypatch: pytest.MonkeyPa
         asked.append(given["conf"])
 
     monkeypatch.setattr(SparkContext, "_ensure_initialized", record)
+    monkeypatch.setattr(sys.modules["penstock.spark.session"], "_java_started", threading.Event())
     for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP", "SPARK_HOME"):
         monkeypatch.setenv(name, "")  # also restored after the call, which sets them
         monkeypatch.delenv(name)
@@ -145,18 +148,25 @@ def test_java_starts_as_the_first_session_starts_it(monkeypatch: pytest.MonkeyPa
     assert os.environ["JAVA_HOME"] == str(tmp_path)
 
 
-def test_java_is_not_looked_for_again_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_not_looked_for_again_while_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each look starts a process of Java, for 0.1 s."""
-    started: list[object] = []
-    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda **given: started.append(given))
-    monkeypatch.setattr(SparkContext, "_gateway", object())
-    monkeypatch.setattr(sys.modules["penstock.spark.session"], "find_java", lambda **_: pytest.fail("it runs"))
-    for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP", "SPARK_HOME"):
+    looked: list[None] = []
+
+    def find(**_: object) -> Java:
+        looked.append(None)
+        return Java(tmp_path, 17, "test")
+
+    module = sys.modules["penstock.spark.session"]
+    monkeypatch.setattr(module, "_java_started", threading.Event())
+    monkeypatch.setattr(module, "find_java", find)
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda **_: None)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _builder: None)
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP", "SPARK_HOME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     start_java("app", "local[3]")
-    assert len(started) == 1
-    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    session("app", "local[3]")
+    assert len(looked) == 1
 
 
 @pytest.mark.parametrize(
