@@ -16,6 +16,7 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.ledger import dead_letters
+from penstock.pipelines.ledger.letter_states import LetterState, set_state
 from penstock.pipelines.ledger.reconcile import QueryReconciliation, reconcile, source_count
 from penstock.pipelines.rows import rows_of
 from penstock.pipelines.run import run as running
@@ -249,7 +250,7 @@ def test_a_redriven_part_makes_no_row_twice_in_the_run_and_in_a_replay(
 
     fixed = device("a", "1", "2", "3", "4").value
     chosen = [letters["each.1"], letters["each.3"]]
-    dead_letters.set_state(dead, chosen, dead_letters.LetterState.CORRECTED, fixed)
+    set_state(dead, chosen, LetterState.CORRECTED, fixed)
     assert asyncio.run(dead_letters.redrive(dead, chosen, setup.pipeline, setup.state)) == 2
     setup.run()
     expected = sorted([*expected, "a#each.1 a1=2", "a#each.3 a3=4"])
@@ -269,7 +270,7 @@ def test_a_redriven_part_makes_no_row_twice_in_the_run_and_in_a_replay(
     assert [each.off for each in reconcile(again, state, source_count(again, state))] == [(), ()]
 
     # A correction without the element is a letter again, not a row.
-    dead_letters.set_state(dead, [letters["each.3"]], dead_letters.LetterState.CORRECTED, device("a", "1").value)
+    set_state(dead, [letters["each.3"]], LetterState.CORRECTED, device("a", "1").value)
     asyncio.run(dead_letters.redrive(dead, [letters["each.3"]], setup.pipeline, setup.state))
     setup.run()
     *_, last = dead_letters.letters(dead)

@@ -23,8 +23,9 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipelines.ledger import dead_letters
-from penstock.pipelines.ledger.dead_letters import LetterState, letters, redrive, redriven_copies, set_state
+from penstock.pipelines.ledger.dead_letters import letters, redrive, redriven_copies
 from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.ledger.letter_states import LetterState, set_state
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files

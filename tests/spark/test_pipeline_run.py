@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, UnavailableError
 from penstock.pipelines.ledger import dead_letters
+from penstock.pipelines.ledger.letter_states import LetterState, letter_states, set_state, status_of
 from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.run import driver, lease
 from penstock.pipelines.run import run as running
@@ -466,11 +467,11 @@ def test_a_corrected_record_is_written_once_by_the_run_and_by_a_replay(setup: Se
     setup.run()
     dead = setup.lake / "dead"
     (letter,) = dead_letters.letters(dead)
-    dead_letters.set_state(dead, [letter], dead_letters.LetterState.CORRECTED, message("broken", 2).value)
+    set_state(dead, [letter], LetterState.CORRECTED, message("broken", 2).value)
     assert asyncio.run(dead_letters.redrive(dead, [letter], setup.pipeline, setup.state)) == 1
     setup.run()
     assert setup.rows() == ["a", "broken"]
-    assert dead_letters.status_of(dead_letters.letter_states(dead), letter).state is dead_letters.LetterState.REDRIVEN
+    assert status_of(letter_states(dead), letter).state is LetterState.REDRIVEN
     replay = plan_replay(setup.pipeline, tmp_path / "replay", None, None, live=False)
     options = running.RunOptions(
         available_now=True, span=replay.span, lease=replay.lease, redriven=dead_letters.redriven_copies(dead)

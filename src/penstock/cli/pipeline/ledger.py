@@ -34,8 +34,9 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.runtime.config.values import did_you_mean
 
 if TYPE_CHECKING:
-    from penstock.pipelines.ledger.dead_letters import DeadLetter, LetterState
+    from penstock.pipelines.ledger.dead_letters import DeadLetter
     from penstock.pipelines.ledger.ledger import LedgerEntry
+    from penstock.pipelines.ledger.letter_states import LetterState
     from penstock.pipelines.run.lease import LeaseHolder, RunRecord
     from penstock.pipelines.sources.lag import Lag
     from penstock.pipelines.spec.pipeline import Pipeline
@@ -340,7 +341,8 @@ def dead_list(file: File, into: Into = None, every: All = False, as_json: Json =
     States: open, corrected (redrive sends the corrected payload), redriven, resolved, discarded. Groups without open or
     corrected letters are shown with --all.
     """
-    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, status_of
+    from penstock.pipelines.ledger.dead_letters import letters
+    from penstock.pipelines.ledger.letter_states import LetterState, letter_states, status_of
 
     path, _ = _dead_letters(file, into)
     states = letter_states(path)
@@ -404,7 +406,8 @@ def dead_show(
 
     Letters that --id selects are shown in any state.
     """
-    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, status_of
+    from penstock.pipelines.ledger.dead_letters import letters
+    from penstock.pipelines.ledger.letter_states import LetterState, letter_states, status_of
 
     path, pipeline = _dead_letters(file, into)
     states = letter_states(path)
@@ -489,14 +492,8 @@ def _to_redrive(
     path: StoragePath, pipeline: Pipeline, step: str | None, only: list[str] | None, *, resend: bool
 ) -> list[DeadLetter]:
     """Return the letters to send again; note which of the selected ones are not."""
-    from penstock.pipelines.ledger.dead_letters import (
-        LetterState,
-        failed_again,
-        letter_states,
-        letters,
-        of_same_records,
-        status_of,
-    )
+    from penstock.pipelines.ledger.dead_letters import failed_again, letters, of_same_records
+    from penstock.pipelines.ledger.letter_states import LetterState, letter_states, status_of
 
     states = letter_states(path)
     every = list(letters(path))
@@ -545,14 +542,8 @@ def dead_correct(
 
     A note says if the letter's parse step would reject the payload again, as far as this is known without Spark.
     """
-    from penstock.pipelines.ledger.dead_letters import (
-        LetterState,
-        failed_again,
-        letter_states,
-        letters,
-        set_state,
-        status_of,
-    )
+    from penstock.pipelines.ledger.dead_letters import failed_again, letters
+    from penstock.pipelines.ledger.letter_states import LetterState, letter_states, set_state, status_of
     from penstock.pipelines.spec.columns import rejection
 
     if (value is None) == (value_file is None):
@@ -586,7 +577,7 @@ def dead_resolve(
     file: File, step: Step = None, only: Only = None, dry_run: DryRun = False, yes: Yes = False, as_json: Json = False
 ) -> None:
     """Close dead letters whose data was written in another way; without --step and --id all that are not closed."""
-    from penstock.pipelines.ledger.dead_letters import LetterState
+    from penstock.pipelines.ledger.letter_states import LetterState
 
     _change_state(file, step, only, LetterState.RESOLVED, dry_run=dry_run, yes=yes, as_json=as_json)
 
@@ -596,7 +587,7 @@ def dead_discard(
     file: File, step: Step = None, only: Only = None, dry_run: DryRun = False, yes: Yes = False, as_json: Json = False
 ) -> None:
     """Close dead letters that will not be processed; without --step and --id all that are not closed."""
-    from penstock.pipelines.ledger.dead_letters import LetterState
+    from penstock.pipelines.ledger.letter_states import LetterState
 
     _change_state(file, step, only, LetterState.DISCARDED, dry_run=dry_run, yes=yes, as_json=as_json)
 
@@ -606,7 +597,7 @@ def dead_reopen(
     file: File, step: Step = None, only: Only = None, dry_run: DryRun = False, yes: Yes = False, as_json: Json = False
 ) -> None:
     """Open resolved and discarded dead letters again, and drop corrections; without --step and --id all of them."""
-    from penstock.pipelines.ledger.dead_letters import LetterState
+    from penstock.pipelines.ledger.letter_states import LetterState
 
     _change_state(file, step, only, LetterState.OPEN, dry_run=dry_run, yes=yes, as_json=as_json)
 
@@ -628,7 +619,8 @@ def dead_purge(
     as_json: Json = False,
 ) -> None:
     """Delete redriven, resolved and discarded dead letters by age. They cannot be restored."""
-    from penstock.pipelines.ledger.dead_letters import letter_states, letters, purge, status_of
+    from penstock.pipelines.ledger.dead_letters import letters, purge
+    from penstock.pipelines.ledger.letter_states import letter_states, status_of
 
     path, _ = _dead_letters(file)
     states = letter_states(path)
@@ -668,7 +660,8 @@ def _change_state(
     as_json: bool,
 ) -> None:
     """Change the state of the selected letters; a redriven letter keeps its state."""
-    from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, set_state, status_of
+    from penstock.pipelines.ledger.dead_letters import letters
+    from penstock.pipelines.ledger.letter_states import LetterState, letter_states, set_state, status_of
 
     path, pipeline = _dead_letters(file)
     states = letter_states(path)

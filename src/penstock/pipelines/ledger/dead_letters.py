@@ -13,11 +13,12 @@ which is stored before, with the ends of the partitions: after a crash, the next
 ends, lists the copies that it finds, and sends the others. So a letter is redriven once, if no other redrive of the
 table is active. If records behind these ends were deleted, it stops: the user decides.
 
-    <table>/_redriven/<time>.json     coordinates of redriven records, with their times, parts and sources, and of their
-                                      copies, with the ids of the copies' topics of Kafka
-    <table>/_states/<time>.json       other changes of state: corrected, resolved, discarded, reopened; each is
-                                      one of the letters of the named steps
+    <table>/_redriven/<time>.json     coordinates of redriven records, with their times, parts and sources, the steps of
+                                      their letters, and their copies, with the ids of the copies' topics of Kafka
     <table>/_sending/<source>.json    records that are being appended to Kafka; removed when they are listed
+
+A redrive changes the states of the letters that it has sent (:mod:`penstock.pipelines.ledger.letter_states`). A letter
+that another step writes later for the same record is open.
 """
 
 from __future__ import annotations
@@ -29,11 +30,21 @@ import re
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import ConfigError, DataLossError
+from penstock.pipelines.ledger.letter_states import (
+    NOTE,
+    REDRIVEN,
+    LetterKey,
+    LetterState,
+    LetterStates,
+    letter_states,
+    place_of,
+    places_as_json,
+    places_in,
+)
 from penstock.pipelines.sinks.parquet import read_file
 from penstock.pipelines.sinks.table import delete_rows, files
 from penstock.pipelines.spec.pipeline import Pipeline, steps_after
@@ -70,19 +81,13 @@ from penstock.tube.record import Record
 
 __all__ = [
     "DeadLetter",
-    "LetterState",
-    "LetterStates",
-    "LetterStatus",
     "failed_again",
-    "letter_states",
     "letters",
     "of_same_records",
     "purge",
     "redrive",
     "redriven",
     "redriven_copies",
-    "set_state",
-    "status_of",
     "warning_of_copies",
 ]
 
@@ -90,34 +95,9 @@ Key = TypeVar("Key")
 Known = TypeVar("Known")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NOTE = re.compile(r"[0-9]+\.json")
 _SOURCE = re.compile(r".+\.json")
-_REDRIVEN, _STATES = "_redriven", "_states"
-"""Directories with the changes of letters, one file per change."""
 _SENDING = "_sending"
 """Directory with the redrives to Kafka that have not ended, a file for each source."""
-
-
-class LetterState(StrEnum):
-    """State of a dead letter. A corrected letter has another payload, and is redriven with it."""
-
-    OPEN = "open"
-    CORRECTED = "corrected"
-    REDRIVEN = "redriven"
-    RESOLVED = "resolved"
-    DISCARDED = "discarded"
-
-    @property
-    def is_closed(self) -> bool:
-        """True if the letter needs no further action."""
-        return self not in (LetterState.OPEN, LetterState.CORRECTED)
-
-
-class LetterStatus(NamedTuple):
-    """State of a letter, and the corrected payload."""
-
-    state: LetterState
-    value: bytes | None = None
 
 
 class DeadLetter(NamedTuple):
@@ -157,27 +137,6 @@ class DeadLetter(NamedTuple):
         return RecordPart(self.coordinates, self.part, self.source, at_us)
 
 
-class _LetterKey(NamedTuple):
-    """The record or part of a letter, and the step that rejected it; an empty step is any step."""
-
-    place: RecordPart
-    step: str
-
-    def less_specific(self) -> tuple[_LetterKey, ...]:
-        """Return this key as older versions knew it, with the most specific one first, which is this key."""
-        return tuple(
-            dict.fromkeys(
-                self._replace(place=place, step=step)
-                for step in (self.step, "")
-                for place in self.place.less_specific()
-            )
-        )
-
-
-LetterStates = Mapping[_LetterKey, LetterStatus]
-"""States of letters; use :func:`status_of`."""
-
-
 def letters(path: StoragePath) -> Iterator[DeadLetter]:
     """Yield the dead letters in the table at ``path``, in write order.
 
@@ -201,57 +160,6 @@ def _letter(row: dict[str, Any]) -> DeadLetter:
     # Tables of older versions lack key, code and source.
     values = {name: row.get(name) for name in DeadLetter._fields} | {"headers": headers}
     return DeadLetter(**values | {name: values[name] or "" for name in ("code", "source")})
-
-
-def letter_states(path: StoragePath) -> LetterStates:
-    """Return the states of the dead letters in the table at ``path`` that are no longer open, or were corrected.
-
-    Use :func:`status_of` to find that of a letter: states that older versions stored are those of any source, any
-    record with the offset, and any step.
-    """
-    found: dict[_LetterKey, LetterStatus] = {}
-    named: dict[_LetterKey, dict[_LetterKey, None]] = {}
-    # The last change is valid.
-    for note in _notes(path):
-        state = _state_of(note)
-        value = None if note.get("value") is None else base64.b64decode(note["value"])
-        # A redriven record is that of all its letters.
-        steps = None if state is LetterState.REDRIVEN else note.get("steps")
-        places = _places(note)
-        for noted in map(_LetterKey, places, steps or [""] * len(places)):
-            for known in noted.less_specific():
-                named.setdefault(known, {})[noted] = None
-            for key in named[noted]:
-                before = _known(found, key.less_specific())
-                # A corrected letter that was redriven is redriven again with the same payload.
-                kept = before.value if before is not None and state is LetterState.REDRIVEN else None
-                found[key] = LetterStatus(state, kept if value is None else value)
-    # A letter that was opened again stays open if an older version has closed it without its source or its time.
-    return {
-        key: status
-        for key, status in found.items()
-        if status.state is not LetterState.OPEN or any(known in found for known in key.less_specific()[1:])
-    }
-
-
-def _notes(path: StoragePath, after_ns: int = -1) -> list[dict[str, Any]]:
-    """Return the changes of states after ``after_ns``, in their order: the names of the files are their times."""
-    names = [
-        (at_ns, directory, match[0])
-        for directory in (_REDRIVEN, _STATES)
-        for match in listed(path / directory, _NOTE)
-        if (at_ns := int(match[0].removesuffix(".json"))) > after_ns
-    ]
-    return read_each(read_json, [path / directory / name for _, directory, name in sorted(names)])
-
-
-def _state_of(note: Mapping[str, Any]) -> LetterState:
-    return LetterState(note.get("state", LetterState.REDRIVEN))
-
-
-def status_of(states: LetterStates, letter: DeadLetter) -> LetterStatus:
-    """Return the state of ``letter``, as :func:`letter_states` has it."""
-    return _known(states, _LetterKey(letter.place, letter.step).less_specific()) or LetterStatus(LetterState.OPEN)
 
 
 def _known(found: Mapping[Key, Known], keys: Iterable[Key]) -> Known | None:
@@ -288,17 +196,6 @@ def _overlap(part: str | None, newer: str | None) -> bool:
     return part is None or newer is None or f"{newer}.".startswith(f"{part}.") or f"{part}.".startswith(f"{newer}.")
 
 
-def set_state(path: StoragePath, chosen: Sequence[DeadLetter], state: LetterState, value: bytes | None = None) -> None:
-    """Store that the letters ``chosen`` have ``state``; ``value`` is the payload of a corrected letter."""
-    if not chosen:
-        return
-    places = _as_json([letter.place for letter in chosen])
-    note: dict[str, Any] = {"state": state, **places, "steps": [letter.step for letter in chosen]}
-    if value is not None:
-        note["value"] = base64.b64encode(value).decode()
-    write_json(path / _STATES / f"{time.time_ns()}.json", note)
-
-
 def redriven(path: StoragePath) -> set[Coordinates]:
     """Return the coordinates of the redriven records."""
     return {place.record for place, _, _ in _redrives(path)}
@@ -312,8 +209,8 @@ def redriven_copies(path: StoragePath) -> dict[RecordPart, RedrivenCopy]:
 def _redrives(path: StoragePath) -> Iterator[tuple[RecordPart, int, RedrivenCopy | None]]:
     """Yield redriven records and parts, the time (ms since 1970) after which the source has a copy, and the copy, in
     the order of the redrives."""
-    names = sorted((match[0] for match in listed(path / _REDRIVEN, _NOTE)), key=lambda name: (len(name), name))
-    for name, note in zip(names, read_each(read_json, [path / _REDRIVEN / name for name in names]), strict=True):
+    names = sorted((match[0] for match in listed(path / REDRIVEN, NOTE)), key=lambda name: (len(name), name))
+    for name, note in zip(names, read_each(read_json, [path / REDRIVEN / name for name in names]), strict=True):
         # Notes of older versions lack the time; their file name is the time at which all copies were acknowledged.
         since_ms = int(note.get("since_ms", int(name.removesuffix(".json")) // 1_000_000))
         # They also lack the copies, like redrives of files.
@@ -321,33 +218,8 @@ def _redrives(path: StoragePath) -> Iterator[tuple[RecordPart, int, RedrivenCopy
         # Notes of older versions lack the steps, which only parts of records need, and the ids of topics.
         steps = note.get("steps") or [""] * len(note["places"])
         topic_ids = note.get("topic_ids") or [""] * len(note["places"])
-        for place, copy, step, topic_id in zip(_places(note), copies, steps, topic_ids, strict=True):
-            yield place, since_ms, None if copy is None else RedrivenCopy(_place(copy).record, step, topic_id)
-
-
-def _places(note: Mapping[str, Any]) -> list[RecordPart]:
-    """Return the places in ``note``, which :func:`_as_json` has written. Those of older versions lack the times, or
-    also the sources."""
-    places = note["places"]
-    sources = note.get("sources") or [""] * len(places)
-    times = note.get("times_us") or [None] * len(places)
-    return [
-        _place(place)._replace(source=source, at_us=at_us)
-        for place, source, at_us in zip(places, sources, times, strict=True)
-    ]
-
-
-def _place(place: Sequence[Any]) -> RecordPart:
-    topic, broker, partition, offset, *part = place
-    return RecordPart((str(topic), int(broker), int(partition), int(offset)), *part)
-
-
-def _as_json(places: Sequence[RecordPart]) -> dict[str, Any]:
-    return {
-        "places": [[*place.record, *([] if place.part is None else [place.part])] for place in places],
-        "sources": [place.source for place in places],
-        "times_us": [place.at_us for place in places],
-    }
+        for place, copy, step, topic_id in zip(places_in(note), copies, steps, topic_ids, strict=True):
+            yield place, since_ms, None if copy is None else RedrivenCopy(place_of(copy).record, step, topic_id)
 
 
 def warning_of_copies(path: StoragePath, inputs: Mapping[str, Source], span: ReplayRange) -> str | None:
@@ -431,10 +303,10 @@ async def redrive(
     """
     inputs = pipeline.inputs
     before = {
-        place
+        key
         for name, source in inputs.items()
         if isinstance(source, KafkaSource)
-        for place in _end_interrupted(path, name, source)
+        for key in _end_interrupted(path, name, source)
     }
     if not chosen:
         return 0
@@ -457,7 +329,7 @@ async def redrive(
     sent: list[DeadLetter] = []
     for name, found in by_source.items():
         source = inputs[name]
-        open_ = [letter for letter in found if before.isdisjoint(letter.place.less_specific())]
+        open_ = [letter for letter in found if before.isdisjoint(LetterKey(letter.place, letter.step).less_specific())]
         mine = _records([_corrected(letter, states) for letter in open_], after)
         if isinstance(source, TubeOptions):
             with names_setting(f"master of the source {name!r}", MASTER_VARIABLE, SOURCE_LOGIN):
@@ -481,23 +353,26 @@ def _list_redriven(
     letters: Sequence[tuple[RecordPart, str, RedrivenCopy | None]],
     since_ms: int,
     at_ns: int | None = None,
+    *,
+    by_step: bool = True,
 ) -> None:
     """Store that ``letters`` (place, step, copy) were redriven after ``since_ms``; ``at_ns``: time of the change
-    (default: now)."""
+    (default: now). Unless ``by_step``, all letters of their records are redriven."""
     copies = [copy for _, _, copy in letters]
     note = {
-        **_as_json([place for place, _, _ in letters]),
+        **places_as_json([place for place, _, _ in letters]),
         "copies": [None if copy is None else copy.record for copy in copies],
         "topic_ids": ["" if copy is None else copy.topic_id for copy in copies],
         "steps": [step for _, step, _ in letters],
+        "by_step": by_step,
         "since_ms": since_ms,
     }
-    write_json(path / _REDRIVEN / f"{at_ns or time.time_ns()}.json", note)
+    write_json(path / REDRIVEN / f"{at_ns or time.time_ns()}.json", note)
 
 
 def _corrected(letter: DeadLetter, states: LetterStates) -> DeadLetter:
-    """Return ``letter`` with its corrected payload, if it has one."""
-    value = status_of(states, letter).value
+    """Return ``letter`` with the corrected payload of its record, if there is one."""
+    value = states.correction(LetterKey(letter.place, letter.step))
     return letter if value is None else letter._replace(value=value)
 
 
@@ -747,8 +622,9 @@ def _into_partitions(
         "begun_ns": begun,
         "marks": [marks[letter.place] for letter in letters],
         "steps": [letter.step for letter in letters],
+        "by_step": True,
         "ids": [letter.id for letter in letters],
-        **_as_json([letter.place for letter in letters]),
+        **places_as_json([letter.place for letter in letters]),
     }
     write_json(path / _SENDING / f"{name}.json", intent)
     copies: dict[RecordPart, RedrivenCopy] = {}
@@ -780,11 +656,12 @@ def _appended(record: _RedrivenRecord, mark: str, no_value: Container[tuple[str,
     )
 
 
-def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[RecordPart]:
-    """List the letters that an interrupted redrive to the source ``name`` has sent; return their places, without those
-    that were corrected since.
+def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[LetterKey]:
+    """List the letters that an interrupted redrive to the source ``name`` has sent; return their places and steps,
+    without those that were corrected since.
 
-    They are listed with the time at which the redrive began, so that later changes of their states stay valid.
+    They are listed with the time at which the redrive began, so that later changes of their states stay valid. In the
+    file of an older version a letter is one of all steps.
 
     Raises:
         DataLossError: records that may be copies were deleted, and the letters were neither corrected nor closed since.
@@ -798,22 +675,24 @@ def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[R
         topic_ids = log.topic_ids()
     created_again = {topic for topic, known in intent["topic_ids"].items() if topic_ids.get(topic) != known}
     begun = int(intent["begun_ns"])
-    later = _states_since(path, begun)
+    later = letter_states(path, begun)
+    by_step = bool(intent.get("by_step", False))
     sent: list[tuple[RecordPart, str, RedrivenCopy | None]] = []
     opened: list[tuple[RecordPart, str, RedrivenCopy | None]] = []
-    listed_before: set[RecordPart] = set()
+    finished: set[LetterKey] = set()
     unknown: dict[str, None] = {}
-    for mark, step, id_, place in zip(intent["marks"], intent["steps"], intent["ids"], _places(intent), strict=True):
+    for mark, step, id_, place in zip(intent["marks"], intent["steps"], intent["ids"], places_in(intent), strict=True):
         topic, _, partition, _ = place.record
-        state = _state_since(later, place)
+        state = later.state_at_any_time(LetterKey(place, step))
         if (copy := found.get(str(mark).encode())) is not None:
             letter = (place, step, RedrivenCopy((copy[0], 0, *copy[1:]), topic_id=intent["topic_ids"][topic]))
             # Opening a letter again does not recall its copy.
             (opened if state is LetterState.OPEN else sent).append(letter)
-        elif state is LetterState.REDRIVEN:
-            listed_before.add(place)
         elif ((topic, partition) in deleted or topic in created_again) and state in (None, LetterState.OPEN):
             unknown[id_] = None
+        is_sent = copy is not None or state is LetterState.REDRIVEN
+        if is_sent and state is not LetterState.CORRECTED:
+            finished.add(LetterKey(place, step if by_step else ""))
     if unknown:
         raise DataLossError(
             f"it is unknown whether an interrupted redrive to the source {name!r} has sent {next(iter(unknown))!r}"
@@ -824,25 +703,11 @@ def _end_interrupted(path: StoragePath, name: str, source: KafkaSource) -> set[R
             "--id ID; then redrive again",
         )
     if sent:
-        _list_redriven(path, sent, begun // 1_000_000, begun)
+        _list_redriven(path, sent, begun // 1_000_000, begun, by_step=by_step)
     if opened:
-        _list_redriven(path, opened, begun // 1_000_000)
+        _list_redriven(path, opened, begun // 1_000_000, by_step=by_step)
     _forget_sending(path, name)
-    places = listed_before.union(place for place, _, _ in (*sent, *opened))
-    return {place for place in places if _state_since(later, place) is not LetterState.CORRECTED}
-
-
-def _states_since(path: StoragePath, at_ns: int) -> dict[RecordPart, LetterState]:
-    """Return the last states of the letters whose state was changed after ``at_ns``."""
-    return {place: _state_of(note) for note in _notes(path, at_ns) for place in _places(note)}
-
-
-def _state_since(later: Mapping[RecordPart, LetterState], place: RecordPart) -> LetterState | None:
-    """Return the state of ``place`` in ``later``; None if it was not changed. An older version stored a place without
-    the time of its record."""
-    if (found := _known(later, place.less_specific())) is not None or place.at_us is not None:
-        return found
-    return next((state for each, state in later.items() if each._replace(at_us=None) == place), None)
+    return finished
 
 
 def _forget_sending(path: StoragePath, name: str) -> None:

@@ -12,23 +12,26 @@ from penstock.errors import ConfigError, DataLossError
 from penstock.pipelines.ledger import dead_letters
 from penstock.pipelines.ledger.dead_letters import (
     DeadLetter,
-    LetterState,
-    LetterStatus,
     _check_parts,
     _check_steps,
     _corrected,
     _records,
     failed_again,
-    letter_states,
     letters,
     of_same_records,
     purge,
     redrive,
     redriven,
     redriven_copies,
+    warning_of_copies,
+)
+from penstock.pipelines.ledger.letter_states import (
+    LetterState,
+    LetterStatus,
+    letter_states,
+    places_as_json,
     set_state,
     status_of,
-    warning_of_copies,
 )
 from penstock.pipelines.ledger.reconcile import reconcile
 from penstock.pipelines.spec.pipeline import steps_after
@@ -112,7 +115,7 @@ def test_the_last_change_of_a_letter_is_its_state(tmp_path: Path) -> None:
     RecordedRun(tmp_path)
     dead = tmp_path / "dead"
     first, second = letters(dead)
-    assert letter_states(dead) == {}
+    assert {status_of(letter_states(dead), each).state for each in (first, second)} == {LetterState.OPEN}
     set_state(dead, [first], LetterState.CORRECTED, b'{"x": 1}')
     set_state(dead, [first, second], LetterState.DISCARDED)
     set_state(dead, [first], LetterState.CORRECTED, b'{"x": 2}')
@@ -622,7 +625,7 @@ def test_a_record_of_a_topic_that_was_created_again_has_a_letter_of_its_own(tmp_
     note = {"state": "discarded", "places": [list(before.coordinates)], "sources": ["source"]}
     write_json(path / "_states" / f"{10**20}.json", note)
     assert states() == [LetterState.DISCARDED] * 2
-    note = {"state": "open", **dead_letters._as_json([after.place])}
+    note = {"state": "open", **places_as_json([after.place])}
     write_json(path / "_states" / f"{10**20 + 1}.json", note)
     assert states() == [LetterState.DISCARDED, LetterState.OPEN]
     assert purge(path, [before]) == 1
@@ -692,11 +695,80 @@ def test_letters_of_one_record_have_states_of_their_own_and_are_redriven_togethe
     # Older versions store no step: their changes are those of all letters of the record.
     write_json(dead / "_states" / f"{10**20}.json", {"state": "resolved", "places": [list(ones.coordinates)]})
     assert states() == [LetterState.RESOLVED, LetterState.RESOLVED]
-    note = {"state": "open", **dead_letters._as_json([twos.place]), "steps": [twos.step]}
+    note = {"state": "open", **places_as_json([twos.place]), "steps": [twos.step]}
     write_json(dead / "_states" / f"{10**20 + 1}.json", note)
     assert states() == [LetterState.RESOLVED, LetterState.OPEN]
-    write_json(dead / "_redriven" / f"{10**20 + 2}.json", dead_letters._as_json([twos.place]) | {"steps": [twos.step]})
+    note = places_as_json([twos.place]) | {"steps": [twos.step], "by_step": True}
+    write_json(dead / "_redriven" / f"{10**20 + 2}.json", note)
+    assert states() == [LetterState.RESOLVED, LetterState.REDRIVEN]
+    # They redrove all of them with the step of one.
+    write_json(dead / "_redriven" / f"{10**20 + 3}.json", places_as_json([twos.place]) | {"steps": [twos.step]})
     assert states() == [LetterState.REDRIVEN, LetterState.REDRIVEN]
+
+
+def test_a_redrive_changes_only_the_letters_that_it_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not those that are written later: a sink may fail while others continue, or be new."""
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7, step=step) for step in ("sink:rows", "sink:panel")])
+    topic, dead = kafka_topic(monkeypatch), tmp_path / "dead"
+    rows, panel = list(letters(dead))[2:]
+    set_state(dead, [panel], LetterState.DISCARDED)
+    assert asyncio.run(redrive(dead, [rows], parse(KAFKA), tmp_path)) == 1
+    run.commit("dead", 3, [letter(7, step="sink:new")])
+    *_, new = letters(dead)
+
+    def states() -> list[LetterState]:
+        found = letter_states(dead)
+        return [status_of(found, each).state for each in (rows, panel, new)]
+
+    assert states() == [LetterState.REDRIVEN, LetterState.DISCARDED, LetterState.OPEN]
+    assert asyncio.run(redrive(dead, [new], parse(KAFKA), tmp_path)) == 1
+    assert states() == [LetterState.REDRIVEN, LetterState.DISCARDED, LetterState.REDRIVEN]
+    assert [dict(each.headers)[REDRIVE_STEP] for each in topic.records] == [b"sink:rows", b"sink:new"]
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_an_interrupted_redrive_has_sent_only_its_own_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_listed: bool, is_old: bool
+) -> None:
+    """That of an older version has sent all letters of the record."""
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7, step="sink:rows")])
+    topic, dead = kafka_topic(monkeypatch), tmp_path / "dead"
+    *_, rows = letters(dead)
+    with monkeypatch.context() as patches:
+        patches.setattr(dead_letters, "_forget_sending" if is_listed else "_list_redriven", topic.crash)
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(redrive(dead, [rows], parse(KAFKA), tmp_path))
+    for path in dead.rglob("_[rs]e*/*.json") if is_old else ():
+        write_json(path, {name: value for name, value in read_json(path).items() if name != "by_step"})
+    run.commit("dead", 3, [letter(7, step="sink:panel")])
+    *_, panel = letters(dead)
+    assert asyncio.run(redrive(dead, [rows, panel], parse(KAFKA), tmp_path)) == 2
+    sent = [dict(each.headers)[REDRIVE_STEP] for each in topic.records]
+    assert sent == [b"sink:rows", *([] if is_old else [b"sink:panel"])]
+    assert {status_of(letter_states(dead), each).state for each in (rows, panel)} == {LetterState.REDRIVEN}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_record_is_redriven_with_the_newest_correction_of_its_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7, step=step) for step in ("sink:a", "sink:b", "sink:c", "sink:d")][::order])
+    topic, dead = kafka_topic(monkeypatch), tmp_path / "dead"
+    a, b, c, d = sorted(list(letters(dead))[2:], key=lambda each: each.step)
+    set_state(dead, [b, c, d], LetterState.CORRECTED, b"first")
+    set_state(dead, [a, b], LetterState.CORRECTED, b"second")
+    set_state(dead, [d], LetterState.CORRECTED, b"third")
+    set_state(dead, [d], LetterState.DISCARDED)
+    assert asyncio.run(redrive(dead, [c, b][::order], parse(KAFKA), tmp_path)) == 2
+    set_state(dead, [a], LetterState.OPEN)
+    assert asyncio.run(redrive(dead, [a], parse(KAFKA), tmp_path)) == 1
+    set_state(dead, [b, c], LetterState.OPEN)
+    assert asyncio.run(redrive(dead, [a], parse(KAFKA), tmp_path)) == 1
+    assert [each.value for each in topic.records] == [b"second", b"second", a.value]
 
 
 @pytest.mark.parametrize(

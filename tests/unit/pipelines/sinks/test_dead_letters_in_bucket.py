@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import PenstockError, StorageError
-from penstock.pipelines.ledger.dead_letters import LetterState, letter_states, letters, purge, set_state, status_of
+from penstock.pipelines.ledger.dead_letters import letters, purge
+from penstock.pipelines.ledger.letter_states import LetterState, letter_states, set_state, status_of
 from penstock.pipelines.ledger.reconcile import _parquet
 from penstock.pipelines.sinks.parquet import FileTarget, FileWriter
 from penstock.pipelines.sinks.table import Table, commits, files
