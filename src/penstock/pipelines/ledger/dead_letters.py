@@ -321,10 +321,10 @@ async def redrive(
         elif isinstance(source, KafkaSource):
             _check_topics(name, source, {letter.topic for letter in found}, tell)
     _check_parts(chosen, pipeline)
-    _check_steps(chosen, pipeline)
+    after = steps_after(pipeline)
+    _check_steps(chosen, pipeline, after)
     since_ms = time.time_ns() // 1_000_000
     states = letter_states(path)
-    after = steps_after(pipeline)
     copies: dict[RecordPart, RedrivenCopy] = {}
     sent: list[DeadLetter] = []
     for name, found in by_source.items():
@@ -480,26 +480,49 @@ def _check_parts(letters: Sequence[DeadLetter], pipeline: Pipeline) -> None:
                 )
 
 
-def _check_steps(letters: Sequence[DeadLetter], pipeline: Pipeline) -> None:
-    """Refuse a step that is not in the file, if its records would be dropped as those that were seen before.
+def _check_steps(letters: Sequence[DeadLetter], pipeline: Pipeline, after: Mapping[str, Collection[str]]) -> None:
+    """Refuse a step that is not in the file, if its records may be dropped as those that were seen before.
 
-    A parse step precedes dedupes and deadbands. A sink with a new name has read the record itself.
+    A parse step precedes dedupes and deadbands. A sink with a new name has read the record itself. ``after``: see
+    :func:`steps_after`.
     """
-    seen_by = next((step for step in pipeline.steps if step.kind in {"dedupe", "deadband"}), None)
+    for letter in letters:
+        from_source = after.get(letter.source or next(iter(pipeline.inputs)), ())
+        # A column of a Python step may be NOT NULL, too.
+        precedes = letter.code != "schema.null" and letter.code.startswith(("parse.", "schema.", "sparkplug."))
+        if not (precedes or _is_in_file(letter.step, pipeline)):
+            _refuse_if_seen(letter, letter.step, from_source, letters, pipeline)
+        # A step after this one that rejected the record before, and waits for it. None is after a sink.
+        later = () if letter.step.startswith(sink_letter("")) else after.get(letter.step, from_source)
+        for name in _listed(letter, REDRIVE_STEP):
+            if name != letter.step and not _is_in_file(name, pipeline):
+                _refuse_if_seen(letter, name, later, letters, pipeline)
+
+
+def _is_in_file(step: str, pipeline: Pipeline) -> bool:
+    return step.startswith(sink_letter("")) or any(each.name == step for each in pipeline.steps)
+
+
+def _refuse_if_seen(
+    letter: DeadLetter, name: str, passed: Collection[str], letters: Sequence[DeadLetter], pipeline: Pipeline
+) -> None:
+    """Refuse ``letter``, whose record the unknown step ``name`` rejected, if one of the steps ``passed`` is a dedupe or
+    deadband."""
+    seen_by = next(
+        (each for each in pipeline.steps if each.name in passed and each.kind in {"dedupe", "deadband"}), None
+    )
     if seen_by is None:
         return
-    known = {step.name for step in pipeline.steps}
-    for letter in letters:
-        precedes = letter.code.startswith(("parse.", "schema.", "sparkplug."))
-        if not (precedes or letter.step in known or letter.step.startswith(sink_letter(""))):
-            raise ConfigError(
-                f"the step {letter.step!r} of a dead letter is not in the file",
-                option="steps",
-                why=f"the {seen_by.kind} step {seen_by.name!r} has seen the record {letter.id!r}, and accepts it again "
-                "only for a step that rejected it",
-                hint="give the step its former name until the redriven records have been processed, or close the "
-                "letter (penstock pipeline dead-letter resolve)",
-            )
+    other = next((each.step for each in letters if each.place == letter.place and each.step != letter.step), None)
+    same = "" if other is None else f"; it is redriven with the letter of {other!r}, which belongs to the same record"
+    raise ConfigError(
+        f"the step {name!r} of a dead letter is not in the file",
+        option="steps",
+        why=f"the {seen_by.kind} step {seen_by.name!r} may have seen the record {letter.id!r}, and accepts it again "
+        f"only for a step that rejected it{same}",
+        hint="give the step its former name until the redriven records have been processed, or close the letter "
+        f"(penstock pipeline dead-letter resolve --step {letter.step} --id {letter.id})",
+    )
 
 
 def _check_writable(name: str, inputs: Mapping[str, Source]) -> None:

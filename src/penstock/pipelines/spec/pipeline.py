@@ -383,15 +383,15 @@ def plan(pipeline: Pipeline) -> list[SinkPlan]:
 
 
 def steps_after(pipeline: Pipeline) -> dict[str, set[str]]:
-    """Map each step to the step names of dead letters that may occur after it, those of sinks included."""
-    after: dict[str, set[str]] = {step.name: set() for step in pipeline.steps}
+    """Map each source and step to the step names of dead letters that may occur after it, those of sinks included."""
+    after: dict[str, set[str]] = {name: set() for name in (*pipeline.inputs, *(step.name for step in pipeline.steps))}
     for found in plan(pipeline):
         before: dict[str, set[str]] = {}
         for step, reads in found.nodes:
             before[step.name] = {*reads}.union(*(before.get(read, ()) for read in reads))
             for name in before[step.name] & after.keys():
                 after[name].add(step.name)
-        for name in before:
+        for name in (*before, *found.inputs):
             after[name] |= {sink_letter(sink.name) for sink in (found.sink, *found.late_sinks)}
     return after
 

@@ -245,6 +245,7 @@ sinks:
 def test_steps_after_a_step_are_those_of_its_queries() -> None:
     ones, twos = {"first", "one", "sink:ones"}, {"second", "two", "sink:twos"}
     assert steps_after(parse(BRANCHES)) == {
+        "source": {"parsed"} | ones | twos,
         "parsed": ones | twos,
         "first": ones - {"first"},
         "one": {"sink:ones"},
@@ -305,6 +306,10 @@ sinks: [{name: rows, table: {path: rows}}]
         ("checked", "expression.failed", ONCE.replace("dedupe: {within: 1 day}", "map: {compute: {b: a}}"), False),
         ("judged", "expression.failed", ONCE, False),
         ("read", "parse.not_json", ONCE, False),
+        ("read", "schema.mismatch", ONCE, False),
+        # That of a Python step after the dedupe.
+        ("checked", "schema.null", ONCE, True),
+        ("parsed", "schema.null", ONCE, False),
         ("sink:former", "sink.key", ONCE, False),
     ],
 )
@@ -315,7 +320,64 @@ def test_a_letter_of_a_renamed_step_is_not_sent_if_a_dedupe_would_drop_its_recor
     run.commit("dead", 2, [letter(7, step=step) | {"code": code}])
     chosen = list(letters(tmp_path / "dead"))[-1:]
     with pytest.raises(ConfigError, match="'checked' of a dead letter is not in") if is_refused else nullcontext():
-        _check_steps(chosen, parse(text))
+        _check_steps(chosen, parse(text), steps_after(parse(text)))
+
+
+@pytest.mark.parametrize(("source", "is_refused"), [("left", True), ("right", False)])
+def test_only_a_dedupe_of_the_records_of_its_source_may_drop_them(
+    tmp_path: Path, source: str, is_refused: bool
+) -> None:
+    text = """\
+name: plain
+sources: {left: {topics: [l]}, right: {topics: [r]}}
+steps:
+  - {name: l, from: left, parse: {schema: a STRING}}
+  - {name: once, dedupe: {within: 1 day}}
+  - {name: r, from: right, parse: {schema: a STRING}}
+sinks:
+  - {name: ls, from: once, table: {path: ls}}
+  - {name: rs, from: r, table: {path: rs}}
+"""
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7, step="checked", source=source) | {"code": "expression.failed"}])
+    chosen = list(letters(tmp_path / "dead"))[-1:]
+    refused = pytest.raises(ConfigError, match="dedupe step 'once' may have seen the record 'id-7'")
+    with refused if is_refused else nullcontext():
+        _check_steps(chosen, parse(text), steps_after(parse(text)))
+
+
+@pytest.mark.parametrize(
+    ("step", "rejected_by", "is_refused"),
+    [
+        ("parsed", b"parsed,checked", True),
+        ("parsed", b"parsed,judged", False),
+        ("parsed", b"sink:former", False),
+        ("judged", b"checked", False),
+        ("sink:rows", b"checked", False),
+    ],
+)
+def test_a_renamed_step_that_waits_for_a_record_is_refused(
+    tmp_path: Path, step: str, rejected_by: bytes, is_refused: bool
+) -> None:
+    """The redriven record failed before the step; the dedupe between them would drop it."""
+    run = RecordedRun(tmp_path)
+    headers = [{"key": REDRIVE_STEP, "value": rejected_by}, {"key": REDRIVE, "value": b"1"}]
+    run.commit("dead", 2, [letter(7, step=step, headers=headers)])
+    chosen = list(letters(tmp_path / "dead"))[-1:]
+    with pytest.raises(ConfigError, match="'checked' of a dead letter is not in") if is_refused else nullcontext():
+        _check_steps(chosen, parse(ONCE), steps_after(parse(ONCE)))
+
+
+def test_the_refusal_names_the_letter_that_a_refused_one_is_redriven_with(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    rejected = [("sink:rows", "sink.key"), ("checked", "expression.failed")]
+    run.commit("dead", 2, [letter(7, step=step) | {"code": code} for step, code in rejected])
+    chosen = list(letters(tmp_path / "dead"))[-2:]
+    with pytest.raises(
+        ConfigError, match="with the letter of 'sink:rows', which belongs to the same record"
+    ) as refused:
+        _check_steps(chosen, parse(ONCE), steps_after(parse(ONCE)))
+    assert "resolve --step checked --id id-7" in str(refused.value.hint)
 
 
 def test_a_part_of_an_unknown_explode_step_is_not_sent(tmp_path: Path) -> None:
