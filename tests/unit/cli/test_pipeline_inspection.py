@@ -488,17 +488,48 @@ def test_a_letter_that_failed_again_is_corrected_and_sent_once(
         return [line["state"] for line in lines(capsys)]
 
     assert states() == ["redriven", "open"]
-    assert main(command("redrive", "--repeat", "--dry-run")) == 0
-    assert capsys.readouterr().out == "1 letter would be sent again\n"
+    for options in (), ("--repeat",):
+        assert main(command("redrive", *options, "--dry-run")) == 0
+        assert capsys.readouterr() == ("1 letter would be sent again\n", "")
     assert main(command("correct", "--value", '{"x": 7}')) == 0
     assert capsys.readouterr().out == "1 letter is corrected\n"
     assert states() == ["redriven", "corrected"]
     write_json(run.root / "dead" / "_redriven" / f"{time.time_ns()}.json", {"places": [("t", 1, 0, 9 * 28)]})
+    assert main(command("redrive", "--dry-run")) == 0
+    note = "1 letter sent again before: --repeat sends it once more\n"
+    assert capsys.readouterr() == ("0 letters would be sent again\n", note)
     assert main(command("redrive", "--repeat", "--dry-run")) == 0
-    assert capsys.readouterr().out == "1 letter would be sent again\n"
+    assert capsys.readouterr() == ("1 letter would be sent again\n", "")
     assert main(command("correct", "--value", '{"x": 8}')) == 0
     assert capsys.readouterr().out == "1 letter is corrected\n"
     assert states() == ["redriven", "corrected"]
+    # Both are open if the redrive was not listed.
+    shutil.rmtree(run.root / "dead" / "_redriven")
+    assert main(command("redrive", "--dry-run")) == 0
+    assert capsys.readouterr() == ("1 letter would be sent again\n", "")
+
+
+def test_a_letter_whose_record_failed_in_another_step_is_sent_again(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = [{"key": "id", "value": b"id-7"}, {"key": REDRIVE, "value": b"1"}]
+    rejected = [letter(7, step=step) for step in ("sink:rows", "sink:panel")]
+    run.commit("dead", 2, [*rejected, letter(9, step="sink:rows", headers=again) | {"id": "id-7"}])
+    write_json(run.root / "dead" / "_redriven" / "1.json", {"places": [("t", 1, 0, 7 * 28)]})
+
+    def redriven(step: str) -> tuple[str, str]:
+        command = ["pipeline", "dead-letter", "redrive", str(run.file), "--step", step, "--repeat", "--dry-run"]
+        assert main(command) == 0
+        return capsys.readouterr()
+
+    assert redriven("sink:panel") == ("1 letter would be sent again\n", "")
+    assert redriven("sink:rows") == ("1 letter would be sent again\n", "")
+    run.file.write_text(run.file.read_text() + "  - name: panel\n    console: {}\n")
+    assert redriven("sink:panel") == ("1 letter would be sent again\n", "")
+    # Before the step, which has not seen the redriven record.
+    run.commit("dead", 3, [letter(9, step="parsed", headers=again) | {"id": "id-7"}])
+    why = "1 letter not sent: its record failed again, and a newer letter has the same id\n"
+    assert redriven("sink:panel") == ("0 letters would be sent again\n", why)
 
 
 def test_ids_and_reasons_of_letters_are_escaped(run: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:

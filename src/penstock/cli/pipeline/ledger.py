@@ -494,24 +494,30 @@ def _to_redrive(
     """Return the letters to send again; note which of the selected ones are not."""
     from penstock.pipelines.ledger.dead_letters import failed_again, letters, of_same_records
     from penstock.pipelines.ledger.letter_states import LetterState, letter_states, status_of
+    from penstock.pipelines.spec.pipeline import steps_after
 
     states = letter_states(path)
     every = list(letters(path))
     found = _chosen(every, pipeline, step, only)
     made = _derived_rows(pipeline)
-    wanted = [letter for letter in found if letter.source not in made]
     sendable = {LetterState.OPEN, LetterState.CORRECTED} | ({LetterState.REDRIVEN} if resend else set())
-    older = failed_again(every)
+    # The newer letter has the same record.
+    older = failed_again(every, steps_after(pipeline))
+    newest = [letter for letter in found if (letter.place, letter.step) not in older]
+    wanted = [letter for letter in newest if letter.source not in made]
 
     def is_sendable(letter: DeadLetter) -> bool:
-        state = status_of(states, letter).state
-        # The newer letter has the same record.
-        return state in sendable and not (state is LetterState.REDRIVEN and (letter.place, letter.step) in older)
+        return status_of(states, letter).state in sendable and (letter.place, letter.step) not in older
 
     for kind, reason in _NOT_SENT.items():
         kept = sum(made.get(letter.source) == kind for letter in found)
         if kept:
             note(f"{_letters(kept)} of {kind}s {'is' if kept == 1 else 'are'} not sent: {reason}")
+    if found and not newest:
+        why = "its record failed again, and a newer letter has the same id"
+        if len(found) > 1:
+            why = "their records failed again, and newer letters have the same ids"
+        note(f"{_letters(len(found))} not sent: {why}")
     chosen = [letter for letter in wanted if is_sendable(letter)]
     if only and len(chosen) < len(wanted):
         left_out = {status_of(states, letter).state for letter in wanted if letter not in chosen}
@@ -545,6 +551,7 @@ def dead_correct(
     from penstock.pipelines.ledger.dead_letters import failed_again, letters
     from penstock.pipelines.ledger.letter_states import LetterState, letter_states, set_state, status_of
     from penstock.pipelines.spec.columns import rejection
+    from penstock.pipelines.spec.pipeline import steps_after
 
     if (value is None) == (value_file is None):
         raise ConfigError(
@@ -553,7 +560,7 @@ def dead_correct(
     payload = input_bytes("pipeline dead-letter correct", "TEXT", value, value_file)
     path, pipeline = _dead_letters(file)
     every = list(letters(path))
-    older, states = failed_again(every), letter_states(path)
+    older, states = failed_again(every, steps_after(pipeline)), letter_states(path)
     newest = [letter for letter in _chosen(every, pipeline, None, [one]) if (letter.place, letter.step) not in older]
     chosen = [letter for letter in newest if not status_of(states, letter).state.is_closed] or newest
     made = _derived_rows(pipeline)

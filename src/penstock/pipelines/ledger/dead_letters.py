@@ -177,23 +177,33 @@ def of_same_records(chosen: Sequence[DeadLetter], others: Iterable[DeadLetter]) 
     return [*chosen, *(each for each in others if each.place in places and (each.place, each.step) not in known)]
 
 
-def failed_again(every: Iterable[DeadLetter]) -> set[tuple[RecordPart, str]]:
+def failed_again(every: Iterable[DeadLetter], after: Mapping[str, Collection[str]]) -> set[tuple[RecordPart, str]]:
     """Return place and step of the letters of which ``every`` has a newer one: that of the redriven record, which has
-    the same id."""
-    by_id: dict[tuple[str, str], list[DeadLetter]] = {}
+    the same id, and failed in the same step or before it. ``after``: see :func:`steps_after`."""
+    by_id: dict[tuple[str, str], dict[int, list[DeadLetter]]] = {}
     for letter in every:
-        by_id.setdefault((letter.source, letter.id), []).append(letter)
-    return {
-        (letter.place, letter.step)
-        for same in by_id.values()
-        for letter in same
-        if any(_redrives_of(letter) < _redrives_of(newer) and _overlap(letter.part, newer.part) for newer in same)
-    }
+        by_id.setdefault((letter.source, letter.id), {}).setdefault(_redrives_of(letter), []).append(letter)
+    found: set[tuple[RecordPart, str]] = set()
+    for by_redrives in by_id.values():
+        # Steps of the newer letters: by their part, and by each part that contains it.
+        of: dict[str | None, set[str]] = {}
+        inside: dict[str | None, set[str]] = {}
+        for number in sorted(by_redrives, reverse=True):
+            for letter in by_redrives[number] if of else ():
+                newer = inside.get(letter.part, set()).union(*(of.get(part, ()) for part in _containing(letter.part)))
+                if any(letter.step == step or letter.step in after.get(step, ()) for step in newer):
+                    found.add((letter.place, letter.step))
+            for letter in by_redrives[number]:
+                of.setdefault(letter.part, set()).add(letter.step)
+                for part in _containing(letter.part):
+                    inside.setdefault(part, set()).add(letter.step)
+    return found
 
 
-def _overlap(part: str | None, newer: str | None) -> bool:
-    """Return True if one of two parts of a record has the other; None is the whole record."""
-    return part is None or newer is None or f"{newer}.".startswith(f"{part}.") or f"{part}.".startswith(f"{newer}.")
+def _containing(part: str | None) -> list[str | None]:
+    """Return ``part`` and the parts that contain it; None is the whole record."""
+    names = [] if part is None else part.split(".")
+    return [None, *(".".join(names[:end]) for end in range(1, len(names) + 1))]
 
 
 def redriven(path: StoragePath) -> set[Coordinates]:

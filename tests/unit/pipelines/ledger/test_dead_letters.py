@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -854,6 +855,62 @@ def test_a_letter_whose_record_was_redriven_and_failed_again_is_known(
     rows = [letter(7) | {"part": part}, letter(9, headers=again) | {"part": newer, "id": "id-7"}]
     run.commit("dead", 2, rows)
     dead = tmp_path / "dead"
-    assert failed_again(letters(dead)) == {
+    assert failed_again(letters(dead), {}) == {
         (each.place, each.step) for each in letters(dead) if each.offset in [number * 28 for number in older]
     }
+
+
+@pytest.mark.parametrize(
+    ("step", "newer", "is_older"),
+    [
+        ("one", "one", True),
+        ("one", "parsed", True),
+        ("sink:ones", "first", True),
+        ("sink:ones", "sink:ones", True),
+        ("one", "two", False),
+        ("sink:ones", "sink:twos", False),
+        ("parsed", "one", False),
+        ("former", "former", True),
+        ("one", "former", False),
+    ],
+)
+def test_a_letter_is_older_than_one_of_the_same_step_or_of_one_before_it(
+    tmp_path: Path, step: str, newer: str, is_older: bool
+) -> None:
+    """The step has accepted the redriven record otherwise."""
+    run = RecordedRun(tmp_path)
+    again = [{"key": "id", "value": b"id-7"}, {"key": REDRIVE, "value": b"1"}]
+    run.commit("dead", 2, [letter(7, step=step), letter(9, step=newer, headers=again) | {"id": "id-7"}])
+    found = list(letters(tmp_path / "dead"))
+    older = failed_again(found, steps_after(parse(BRANCHES)))
+    assert older == ({(found[2].place, step)} if is_older else set())
+
+
+def test_many_letters_of_one_record_are_compared_in_linear_time(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path)
+    run.commit("dead", 2, [letter(7, step="one")])
+    *_, whole = letters(tmp_path / "dead")
+    redrives = [(name, value) for name, value in whole.headers if name != REDRIVE]
+
+    def calls(count: int) -> int:
+        """Return the number of calls for ``count`` parts, of which each second one failed again."""
+        old = [whole._replace(part=f"first.{n}") for n in range(count)]
+        new = [
+            whole._replace(part=f"first.{n}", offset=n, headers=[*redrives, (REDRIVE, b"1")])
+            for n in range(0, count, 2)
+        ]
+        counted = 0
+
+        def count_call(_frame: object, event: str, _argument: object) -> None:
+            nonlocal counted
+            counted += event in {"call", "c_call"}
+
+        sys.setprofile(count_call)
+        try:
+            older = failed_again([*old, *new], {})
+        finally:
+            sys.setprofile(None)
+        assert older == {(each.place, "one") for each in old[::2]}
+        return counted
+
+    assert calls(800) < 3 * calls(400)
