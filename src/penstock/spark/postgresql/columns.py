@@ -57,8 +57,17 @@ _ACCEPTED: Mapping[str, frozenset[str]] = {
 _DIGITS = {"SMALLINT": 5, "INT": 10, "BIGINT": 19}
 _CAST = frozenset(("uuid", "json", "jsonb", "inet"))
 """Types that need an explicit cast of a text. Others have none: it would cut off texts that are too long."""
-_COMPARED = {"character": "{}::bpchar", "citext": "{}::citext", "uuid": "lower({})"}
-"""Types that consider different texts equal, and the SQL of a staged text that does so, too, and fails for none."""
+_COMPARED = {
+    "character": "{}::bpchar",
+    "citext": "{}::citext",
+    "uuid": "lower(translate({}, '{{}}-', ''))",
+    "inet": "lower({})",
+}
+"""Types that consider different texts equal, and the SQL of a staged text that does so, too, and fails for none.
+
+Two texts of one ``inet`` with another prefix length or other zeros (``::1``, ``0:0::1``), or of one ``jsonb``, are
+different here, as are texts that only a nondeterministic collation considers equal.
+"""
 
 
 class TableName(NamedTuple):

@@ -100,6 +100,9 @@ class Table:
         ("character(8)", "north", "north  "),
         ("citext", "north", "North"),
         ("uuid", "2f1c8a3e-0000-4000-8000-00000000000a", "2F1C8A3E-0000-4000-8000-00000000000A"),
+        ("uuid", "2f1c8a3e-0000-4000-8000-00000000000a", "{2f1c8a3e-0000-4000-8000-00000000000a}"),
+        ("uuid", "2F1C8A3E00004000800000000000000A", "2f1c-8a3e0000-4000-8000-00000000000a"),
+        ("inet", "2001:db8::a", "2001:DB8::A"),
     ],
 )
 def test_keys_that_only_the_table_considers_equal_are_one_row(
