@@ -18,7 +18,7 @@ _CALLING = "An error occurred while calling"
 _END_OF_STACK = re.compile(r"^(?:=== Streaming Query ===|Traceback \(most recent call last\):)", re.MULTILINE)
 _PART = re.compile(r"\n +(?P<part>why|hint): +(?P<text>.*)")
 _CAUSED_BY = "Caused by: "
-_CRASHED = "Python worker exited unexpectedly"
+_CRASHED = re.compile(r"(?:Exception: |Caused by: )Python worker exited unexpectedly")
 _PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
 
@@ -35,6 +35,12 @@ def innermost_cause(text: str) -> tuple[str, str]:
     conditions = [match[0] for match in _SPARKS.finditer(text) if match["name"] not in _WRAPPERS]
     if conditions:
         return "", str(conditions[-1]).rstrip(" ;")
+    if _CRASHED.search(text):
+        # Its own cause is only that the connection to the process has ended.
+        return (
+            "",
+            "a Python worker of Spark ended unexpectedly: it was killed, for lack of memory for example, or crashed",
+        )
     raised = _PYTHONS.findall(text)
     if raised and _CALLING in raised[-1]:
         return "", _cause_in_java(text)
@@ -66,9 +72,6 @@ def _cause_in_java(text: str) -> str:
         stack = stack[: end.start()]
     lines = [line.strip() for line in stack.splitlines()[1:] if line.strip() and not line.startswith("\tat ")]
     deeper = [line for line in lines if line.startswith(_CAUSED_BY)]
-    if any(_CRASHED in line for line in deeper):
-        # Its own cause is only that the connection to the process has ended.
-        return "a Python worker of Spark ended unexpectedly: it was killed, for lack of memory for example, or crashed"
     found = deeper[-1].removeprefix(_CAUSED_BY) if deeper else next(iter(lines), "").removeprefix(": ")
     return found or "a call of Spark failed without a message"
 

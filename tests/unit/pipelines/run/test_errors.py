@@ -160,4 +160,13 @@ def test_a_python_worker_that_was_killed_is_named() -> None:
         "Caused by: java.io.EOFException\n"
         "\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:398)\n"
     )
-    assert innermost_cause(text)[1].startswith("a Python worker of Spark ended unexpectedly: it was killed")
+    words = "a Python worker of Spark ended unexpectedly: it was killed, for lack of memory for example, or crashed"
+    assert innermost_cause(text) == ("", words)
+    # A query that fails outside of a call of Python.
+    of_query = (
+        "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0\n"
+        "=== Streaming Query ===\n"
+        "Caused by: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider setting x\n"
+        "Caused by: java.io.EOFException: \n"
+    )
+    assert innermost_cause(of_query) == ("", words)
