@@ -276,6 +276,24 @@ def test_a_client_that_returns_before_its_subscriptions_are_removed_keeps_the_ne
     assert (broker.broker.measure().subscriptions, list(broker.broker.router.groups)) == (1, [])
 
 
+@pytest.mark.parametrize("topic", ["a", "b"])
+def test_subscriptions_of_ended_sessions_make_room_for_others(topic: str) -> None:
+    """A client that returns has its limits back at once: it would not repeat a refused SUBSCRIBE."""
+    broker = Bench(limits=BrokerLimits(max_turn_work=SHARE, max_total_subscriptions=300))
+    broker.connect("o").subscribe(*(f"o/{n}" for n in range(100)))
+    peer = broker.connect("c")
+    assert peer.subscribe(*(f"a/{n}" for n in range(201))) == [1] * 200 + [0x97]
+    peer.connection.lost(broker.now)
+    again = broker.open()
+    request = Subscribe(1, [Subscription(f"{topic}/{n}") for n in range(201)])
+    answers = again.send(Connect("c"), request).take()
+    assert isinstance(answers[1], SubAck)
+    assert answers[1].reason_codes == [1] * 200 + [0x97]
+    while broker.broker.ending:
+        broker.flush()
+    assert broker.broker.measure().subscriptions == 300
+
+
 def test_a_group_that_others_founded_again_outlasts_the_subscriptions_of_an_ended_session() -> None:
     broker = bench()
     peer = broker.connect("c")

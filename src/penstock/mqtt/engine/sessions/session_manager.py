@@ -5,8 +5,6 @@ Source: MQTT 5.0 sections 3.1, 3.14, 4.1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.mqtt.codec.packets import Connect, Publish, Will
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.model.access import UNKNOWN, Rights
@@ -16,12 +14,9 @@ from penstock.mqtt.engine.sessions.core import BrokerCore
 from penstock.mqtt.engine.sessions.session import NEVER, Session, SessionConnection
 from penstock.mqtt.engine.sessions.session_journal import SessionJournal
 from penstock.mqtt.engine.sessions.shared_delivery import share_out
-from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK, apply_rights
+from penstock.mqtt.engine.sessions.subscribing import FILTER_WORK, apply_rights, remove_ended
 from penstock.mqtt.service import Inbound
 from penstock.runtime.turns import TURN_SHARES
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["SessionManager", "expiry_asked"]
 
@@ -173,15 +168,7 @@ class SessionManager:
     def remove_subscriptions(self) -> None:
         """Remove subscriptions of ended sessions, within their common share of a turn."""
         broker = self.broker
-        end = broker.work + TURN_SHARES * broker.max_turn_work
-        while broker.ending and broker.work < end:
-            subscriptions = broker.ending[0].subscriptions
-            while subscriptions and broker.work < end:
-                _, subscription = subscriptions.popitem()
-                broker.router.remove(subscription)
-                broker.work += FILTER_WORK
-            if not subscriptions:
-                broker.ending.popleft()
+        remove_ended(broker, broker.work + TURN_SHARES * broker.max_turn_work)
         if broker.ending:
             broker.wake()
 

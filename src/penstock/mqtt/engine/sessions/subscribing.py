@@ -21,7 +21,16 @@ from penstock.mqtt.engine.sessions.shared_delivery import leave_group, take_over
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-__all__ = ["FILTER_WORK", "NO_END", "apply_rights", "as_bridge", "subscribe", "subscribed", "unsubscribe"]
+__all__ = [
+    "FILTER_WORK",
+    "NO_END",
+    "apply_rights",
+    "as_bridge",
+    "remove_ended",
+    "subscribe",
+    "subscribed",
+    "unsubscribe",
+]
 
 FILTER_WORK: Final = 8
 """Units of work for a topic filter of SUBSCRIBE or UNSUBSCRIBE, and for a subscription of a session that ends: each
@@ -79,9 +88,7 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
         session.count_events(SUBSCRIBE_DENIED, 1, topic_filter)
         return limits.subscription_denied_code
     new = topic_filter not in session.subscriptions
-    if new and (
-        len(session.subscriptions) >= limits.max_subscriptions or len(broker.router) >= limits.max_total_subscriptions
-    ):
+    if new and (len(session.subscriptions) >= limits.max_subscriptions or not _has_room(broker)):
         broker.stats.refused_subscriptions += 1
         return ReasonCode.QUOTA_EXCEEDED
     if broker.no_commits and session.is_awaited():
@@ -97,6 +104,30 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
     if wants_retained and subscription.group is None:  # not for shared subscriptions
         session.send_retained(subscription)
     return wanted.qos
+
+
+def _has_room(broker: BrokerCore) -> bool:
+    """Return whether the broker may get another subscription; those of ended sessions make room for it."""
+    most = broker.limits.max_total_subscriptions
+    while broker.ending and len(broker.router) >= most:
+        _remove_ended(broker)
+    return len(broker.router) < most
+
+
+def remove_ended(broker: BrokerCore, end: i64) -> None:
+    """Remove subscriptions of ended sessions until the work of the broker is ``end``."""
+    while broker.ending and broker.work < end:
+        _remove_ended(broker)
+
+
+def _remove_ended(broker: BrokerCore) -> None:
+    """Remove a subscription of the session that ended first."""
+    subscriptions = broker.ending[0].subscriptions
+    _, subscription = subscriptions.popitem()
+    broker.router.remove(subscription)
+    broker.work += FILTER_WORK
+    if not subscriptions:
+        broker.ending.popleft()
 
 
 def unsubscribe(
