@@ -385,7 +385,7 @@ def keys_of(text: str) -> str:
     return _SEQUENCE.sub(lambda found: _PAGE_KEYS.get(found[0], ""), text)
 
 
-_SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)")
+_SEQUENCE: Final = re.compile(r"\x1b(?:\[\[?[0-?]*[ -/]*[@-~]|O.)")
 _PAGE_KEYS: Final = {"\x1b[6~": "n", "\x1b[5~": "p"}
 
 

@@ -164,6 +164,8 @@ class EtcdClient:
             failure = failure_of(error, endpoint, method)
             if isinstance(failure, UnavailableError):
                 self._leave(endpoint)
+            elif isinstance(failure, EtcdDeniedError):  # the user can be the name of the certificate
+                self._use_changed_files()
             raise failure from error
 
     def call(
@@ -274,7 +276,9 @@ class EtcdClient:
         try:
             return self._unary(endpoint, method, request, response, deadline_s, token)
         except grpc.RpcError as error:
-            if token is None or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+            if token is None or not (
+                error.code() is grpc.StatusCode.UNAUTHENTICATED or _OLD_REVISION in (error.details() or "")
+            ):
                 raise
         self._token = None
         token = self._authenticated(endpoint, deadline_s)
@@ -359,13 +363,15 @@ class EtcdClient:
             return
         try:
             files = _read_files(tls)
-        except OSError:  # for example while they are replaced
+            # gRPC ends the process if a key is empty: files that are being replaced are read again after a later call.
+            if files == self._files or _checked_files(tls) != files:
+                return
+        except (OSError, ConfigError):
             return
         with self._lock:
-            if files != self._files:
-                self._files = files
-                self._channels.clear()  # other threads may use the channels, which end with their last call
-                self._calls.clear()
+            self._files = files
+            self._channels.clear()  # other threads may use the channels, which end with their last call
+            self._calls.clear()
 
 
 _CHECK_MEMBERS: Final = (
@@ -373,7 +379,9 @@ _CHECK_MEMBERS: Final = (
     " automatically"
 )
 """The remedy if no member answers."""
-_AUTHENTICATION_FAILURES: Final = ("authentication failed", "user name is empty", "revision of auth store is old")
+_OLD_REVISION: Final = "revision of auth store is old"
+"""Text of etcd about a token that is older than a change of users or roles; JWT tokens contain the revision."""
+_AUTHENTICATION_FAILURES: Final = ("authentication failed", "user name is empty", _OLD_REVISION)
 """Texts of etcd about a user."""
 _TLS_FAILURES: Final = ("TSI_", "andshake", "CERTIFICATE_VERIFY_FAILED", "Hostname Verification")
 """Texts of gRPC about TLS."""

@@ -136,8 +136,8 @@ class LogCommits:
         return self._in_flight
 
     def unanswered(self) -> None:
-        """Handle an attempt without an answer, or refused by a full etcd, which may have executed it: the caller then
-        repeats the same transaction."""
+        """Handle an attempt without an answer, or refused by a full or denying etcd: the caller then repeats the same
+        transaction, of which an earlier attempt may have been executed."""
         assert self._in_flight is not None
         self._unanswered = True
 

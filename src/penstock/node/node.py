@@ -51,9 +51,7 @@ from penstock.runtime.io.commit_log import CommitLog
 from penstock.runtime.io.commit_queue import CommitQueue
 from penstock.runtime.io.disk_space import DiskSpace, Writer
 from penstock.runtime.io.files import Durability
-from penstock.runtime.io.loop import (
-    watch_stalls,
-)
+from penstock.runtime.io.loop import watch_stalls
 from penstock.runtime.io.memory import IdleRelease
 from penstock.runtime.io.network import Address, bind_error, in_use
 from penstock.runtime.io.wal import LoggedEnvironment

@@ -34,7 +34,7 @@ class Backoff:
     def ended(self, lasted_s: float) -> None:
         """Reset the delay after a successful attempt that lasted at least as long as the next delay, in seconds.
 
-        A peer that accepts connections and closes them soon is then not asked ever faster.
+        A peer that accepts connections and closes them soon is asked ever more slowly.
         """
         if lasted_s >= self._next_s:
             self.reset()

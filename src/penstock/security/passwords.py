@@ -69,7 +69,7 @@ _SCRAM: Final = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([A-Za-z0-9+/=]+)\$([A-
 _HEAD: Final = (
     "# Users of this node: name, argon2 hash, SCRAM verifier, TubeMQ signing key. Written by `penstock user`.\n"
 )
-_SALT_KEY: Final = re.compile(rb"^# Key of the salts of unknown users: ([0-9a-f]{64})$", re.MULTILINE)
+_SALT_KEY: Final = re.compile(rb"^# Key of the salts of unknown users: ([0-9a-f]{64})\r?$", re.MULTILINE)
 _SALT_KEY_WITHIN: Final = 4096
 """Bytes at the beginning of the file that can contain the key."""
 

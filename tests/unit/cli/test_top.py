@@ -160,7 +160,7 @@ def test_the_rows_are_not_those_of_an_earlier_response_after_an_error() -> None:
 
 
 def test_control_sequences_are_no_keys_except_for_pages() -> None:
-    assert keys_of("2\x1b[6~\x1b[5~\x1b[A\x1bOP\x1b[15;2~r") == "2npr"
+    assert keys_of("\x1b[[A2\x1b[6~\x1b[5~\x1b[A\x1bOP\x1b[15;2~r") == "2npr"
     assert keys_of("\x1b") == "\x1b"  # Escape
 
 

@@ -181,9 +181,16 @@ def test_grpc_prints_nothing_and_child_processes_inherit_no_variable() -> None:
     assert (done.stdout.split(), done.stderr) == (["False", "UNAVAILABLE"], "")
 
 
+@pytest.mark.parametrize(
+    "expired",
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: revision of auth store is old"),
+    ],
+)
 @pytest.mark.parametrize("denied", [False, True])
 def test_the_status_of_a_member_after_the_token_has_expired_and_if_only_root_may_read_it(
-    tmp_path: Path, denied: bool
+    tmp_path: Path, denied: bool, expired: tuple[grpc.StatusCode, str]
 ) -> None:
     tokens = iter(["expired", "current"])
 
@@ -192,7 +199,7 @@ def test_the_status_of_a_member_after_the_token_has_expired_and_if_only_root_may
 
     def status(_request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
         if dict(context.invocation_metadata())["token"] != "current":
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token")
+            context.abort(*expired)
         if denied:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied")
         return pb.StatusResponse(version="3.6.1", dbSize=7)
@@ -220,15 +227,22 @@ def test_the_status_of_a_member_after_the_token_has_expired_and_if_only_root_may
     assert found == (EtcdStatus(endpoint) if denied else EtcdStatus(endpoint, "3.6.1", True, 7))
 
 
-@pytest.mark.parametrize("by", ["call", "status"])
-def test_files_of_tls_that_were_replaced_are_used_after_a_call_without_an_answer(tmp_path: Path, by: str) -> None:
-    """As after the certificate of a node has expired, or an authority was replaced: the node need not restart."""
+@pytest.mark.parametrize("by", ["call", "status", "denial"])
+def test_files_of_tls_that_were_replaced_are_used_after_a_call_that_failed(tmp_path: Path, by: str) -> None:
+    """As after the certificate of a node has expired, or an authority was replaced: the node need not restart. The
+    name in a certificate can be the user."""
     server_authority, authority = Authority(tmp_path / "server"), Authority(tmp_path / "clients")
-    stranger = Authority(tmp_path / "strangers").issue("edge")
+    stranger = authority.issue("other") if by == "denial" else Authority(tmp_path / "strangers").issue("edge")
     certificate, key = server_authority.issue("etcd", "127.0.0.1")
+
+    def answer(_request: pb.RangeRequest, context: grpc.ServicerContext) -> pb.RangeResponse:
+        if context.auth_context()["x509_common_name"] != [b"edge"]:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied")
+        return pb.RangeResponse(count=1)
+
     handlers = {
         "Range": grpc.unary_unary_rpc_method_handler(
-            lambda _request, _context: pb.RangeResponse(count=1),
+            answer,
             request_deserializer=pb.RangeRequest.FromString,
             response_serializer=pb.RangeResponse.SerializeToString,
         )
@@ -244,10 +258,17 @@ def test_files_of_tls_that_were_replaced_are_used_after_a_call_without_an_answer
     client = EtcdClient([f"127.0.0.1:{port}"], Login(tls=TlsOptions(server_authority.file, *stranger)))
     request = pb.RangeRequest(key=b"k")
     try:
-        with pytest.raises(EtcdUnavailableError):
+        failure = EtcdDeniedError if by == "denial" else EtcdUnavailableError
+        with pytest.raises(failure):
+            client.once("KV/Range", request, pb.RangeResponse)
+        stranger[1].write_bytes(b"")  # gRPC would end the process
+        with pytest.raises(failure):
             client.once("KV/Range", request, pb.RangeResponse)
         for old, new in zip(stranger, authority.issue("edge"), strict=True):
             new.replace(old)
+        if by == "denial":
+            with pytest.raises(failure):
+                client.once("KV/Range", request, pb.RangeResponse)
         if by == "status":
             client.statuses()
         assert client.call("KV/Range", request, pb.RangeResponse, within_s=60).count == 1

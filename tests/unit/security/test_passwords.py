@@ -14,6 +14,7 @@ from penstock.security.passwords import (
     edit_passwords,
     make_credential,
     read_passwords,
+    read_salt_key,
     verify_password,
 )
 from penstock.security.tube_key import tube_key
@@ -21,6 +22,19 @@ from penstock.security.tube_key import tube_key
 
 def put(path: Path, *credentials: Credential) -> None:
     edit_passwords(path, lambda old: old | {c.name: c for c in credentials})
+
+
+def test_the_key_of_salts_is_kept_and_found_in_files_with_any_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "passwords"
+    put(path, make_credential("ann", b"secret"))
+    key = read_salt_key(path)
+    assert key is not None
+    put(path, make_credential("bob", b"secret"))
+    assert read_salt_key(path) == key
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_salt_key(path) == key
+    path.write_bytes(b"")
+    assert read_salt_key(path) is None
 
 
 def test_round_trip(tmp_path: Path) -> None:

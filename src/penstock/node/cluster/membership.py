@@ -132,7 +132,7 @@ class ClusterMembership:
         self._resigned = False
         self._denied_s = 0.0
         """When etcd began to deny requests of the active node."""
-        self._fencing = threading.Lock()
+        self._fencing = threading.RLock()
         self._active_environments: list[LoggedEnvironment] = []
         self._config = config
         self._section = section
@@ -649,8 +649,9 @@ class ClusterMembership:
         # While clients are served: after the resignation they wait for the end of this process.
         self._save_in_time()
         self._resigned = True  # before the event loop finds that the lease has ended
-        self._leadership.resign()
-        self._fence(HANDED_OVER)
+        with self._fencing:  # it then waits until the lease is revoked
+            self._leadership.resign()
+            self._fence(HANDED_OVER)
 
     def _fence(self, reason: str) -> None:
         if self._closing.is_set():

@@ -67,7 +67,8 @@ class StandbyData:
 
     @property
     def lack(self) -> ShortageError | None:
-        """The error if this node has no disk space for the commits, so that it could not start as the active node."""
+        """The error if this node lacks disk space or descriptors for commits, so that it could not start as the active
+        node."""
         return next((each.lack for each in self.environments.values() if each.lack is not None), None)
 
     def complete_replacement(self) -> None:

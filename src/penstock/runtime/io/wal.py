@@ -338,6 +338,8 @@ class LoggedEnvironment:
             # No data is lost: commits continue while the log has room.
             if self.lack is None:
                 _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, lack)
+            # Frames of a traceback would keep the changes of this attempt in memory.
+            lack.__traceback__ = lack.__cause__ = lack.__context__ = None
             self.lack = lack
         except StorageError as error:
             _log.critical("read-only path=%s: %s", self.path, error)
