@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,6 +147,18 @@ def test_an_environment_that_cannot_be_opened_again_is_opened_by_the_next_transa
             environment.close()
     assert rows_of(environment) == [(b"k", b"v")]
     environment.close()
+
+
+def test_an_environment_whose_directory_was_removed_fails_at_the_next_transaction(tmp_path: Path) -> None:
+    environment = an_environment(tmp_path / "data")
+    rows_of(environment)
+    shutil.rmtree(tmp_path / "data")
+    release_pages()  # it runs on its own and raises nothing
+    with pytest.raises(StorageError, match="writing failed") as caught:
+        environment.transact(lambda t: t.put(b"k", b"v", db=environment.tables["rows"]), "writing")
+    assert "No such file or directory" in f"{caught.value.why}{caught.value}"
+    with pytest.raises(StorageError, match="fsync failed"):
+        environment.close()
 
 
 def test_a_second_opening_in_the_process_is_refused(tmp_path: Path) -> None:
