@@ -132,7 +132,7 @@ class ClusterMembership:
         self._resigned = False
         self._denied_s = 0.0
         """When etcd began to deny requests of the active node."""
-        self._fencing = threading.RLock()
+        self._fencing = threading.Lock()
         self._active_environments: list[LoggedEnvironment] = []
         self._config = config
         self._section = section
@@ -651,19 +651,21 @@ class ClusterMembership:
         self._resigned = True  # before the event loop finds that the lease has ended
         with self._fencing:  # it then waits until the lease is revoked
             self._leadership.resign()
-            self._fence(HANDED_OVER)
+            self._end(HANDED_OVER)
 
     def _fence(self, reason: str) -> None:
+        with self._fencing:  # others wait here for the end of the process
+            self._end(HANDED_OVER if self._resigned else reason)
+
+    def _end(self, reason: str) -> None:
+        """Save, and replace or end the process. The caller holds ``_fencing``."""
         if self._closing.is_set():
             return
-        if self._resigned:
-            reason = HANDED_OVER
-        with self._fencing:  # others wait here for the end of the process
-            self._save_in_time()
-            if self._draining:
-                _log.error("this node is not active any more and stops without draining: %s", reason)
-                os._exit(1)
-            self._restart(reason)
+        self._save_in_time()
+        if self._draining:
+            _log.error("this node is not active any more and stops without draining: %s", reason)
+            os._exit(1)
+        self._restart(reason)
 
     def _save_in_time(self) -> None:
         """Call :meth:`_save` for a limited time: a disk may hang.
