@@ -4,8 +4,9 @@ The commits are those of a run's batches, through the writer of the sink, withou
 maintenance the files of the table become ten minutes older. The time inside the log cannot be changed, so combined
 files are removed at once instead of after a retention. ``fsync`` is left out, which would be most of the time.
 
-A day takes more than an hour of processor time. A run ends after ``BUDGET_S`` seconds, and the next one continues with
-its table in the user's cache directory: the figures are those of the hours so far.
+A run ends after ``BUDGET_S`` seconds, and the next one continues with its table in the user's cache directory: the
+figures are those of the hours so far. ``python -m benchmarks.delta_commits`` draws the stored results for the
+documentation.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from benchmarks.figures import Figure, Settings
+from benchmarks.tables import RESULTS
 from penstock.pipelines.sinks import maintenance
 from penstock.pipelines.sinks.delta import DeltaWriter
 from penstock.pipelines.sinks.parquet import SPARKS_SCHEMA
@@ -124,3 +126,25 @@ def _age(table: Path, seconds: float) -> None:
         if file.is_file():
             at = file.stat().st_mtime - seconds
             os.utime(file, (at, at))
+
+
+def _draw(target: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "penstock"  # the same file for the same figures
+    from matplotlib import pyplot as plt
+
+    found = json.loads((RESULTS / "delta-commits.json").read_text(encoding="utf-8"))["figures"]
+    runs = {figure["unit"]: figure["runs"] for figure in found}
+    panels = (("files", "files of rows", 1), ("log bytes", "log, MB", 1e6), ("CPU ms to open", "to open, ms of CPU", 1))
+    figure, axes = plt.subplots(1, len(panels), figsize=(9, 2.4), layout="constrained")
+    for axis, (unit, title, scale) in zip(axes, panels, strict=True):
+        axis.plot(range(1, len(runs[unit]) + 1), [value / scale for value in runs[unit]], marker=".", color="#1f5fa8")
+        axis.set(title=title, xlabel="hour", ylim=(0, 1.3 * max(runs[unit]) / scale), xlim=(0, COMMITS // HOUR_S))
+        axis.grid(color="#dddddd", linewidth=0.5)
+    figure.savefig(target, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    _draw(Path(__file__).resolve().parents[1] / "docs" / "images" / "delta-commits.svg")
