@@ -22,8 +22,9 @@ import re
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -316,9 +317,18 @@ def check_unchanged(entry: FileEntry) -> None:
 
 
 def count_records(path: str, content: Content, skip: int) -> int:
-    """Count the records of the file, including a last line without a line break."""
+    """Count the records of the file, including a last line without a line break.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
     if content == "whole":
         return 1
+    with _damages(path, "remove it, or replace it with an intact copy"):
+        return _count_records(path, content, skip)
+
+
+def _count_records(path: str, content: Content, skip: int) -> int:
     if content == "parquet":
         import pyarrow.parquet as pq
 
@@ -502,18 +512,38 @@ def records(pieces: list[FileRange]) -> Iterator[pa.RecordBatch]:
 
     Raises:
         DataLossError: a file no longer exists or was changed.
+        StorageError: a file is damaged, or has a value that is no JSON: a text that is not UTF-8, a time after 9999.
     """
     for entry, start, end in pieces:
         check_unchanged(entry)
-        if entry.content == "lines":
-            yield from _lines(entry, start, end)
-        elif entry.content == "letters":
-            yield from _letters(entry)
-        elif entry.content == "parquet":
-            yield from _parquet(entry)
-        else:
-            with open_file(entry.path) as file:
-                yield _batch(entry, [file.read()], [0])
+        with _damages(entry.path, "restore an intact copy, or correct its data and start with a new state directory"):
+            yield from _records_of(entry, start, end)
+
+
+def _records_of(entry: FileEntry, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    if entry.content == "lines":
+        yield from _lines(entry, start, end)
+    elif entry.content == "letters":
+        yield from _letters(entry)
+    elif entry.content == "parquet":
+        yield from _parquet(entry)
+    else:
+        with open_file(entry.path) as file:
+            yield _batch(entry, [file.read()], [0])
+
+
+@contextmanager
+def _damages(path: str, hint: str) -> Iterator[None]:
+    """Raise StorageError with ``path`` instead of an error of its content; those of the system have the path already.
+
+    Arrow and the modules of compressions raise OSError without a number for content that is damaged.
+    """
+    try:
+        yield
+    except (ValueError, ArithmeticError, EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise StorageError(f"the file {path!r} cannot be read", path=path, why=str(error), hint=hint) from error
 
 
 def _lines(entry: FileEntry, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -564,6 +594,9 @@ def json_objects(rows: pa.RecordBatch, constants: Mapping[str, Any]) -> list[byt
 
     Timestamps are in ISO 8601 and UTC, binary is base64; integers and decimals have all their digits. Maps are objects,
     whose names are the keys as texts.
+
+    Raises:
+        ValueError: a text is not UTF-8, or a date or a time is not in the years 1 to 9999.
     """
     import pyarrow as pa
 
@@ -575,7 +608,12 @@ def json_objects(rows: pa.RecordBatch, constants: Mapping[str, Any]) -> list[byt
         if any(holds(column.type) for holds in is_exact):
             texts = [text or "null" for text in column.cast(pa.string()).to_pylist()]
         else:
-            texts = list(map(_json_writer(column.type), column.to_pylist()))
+            try:
+                texts = list(map(_json_writer(column.type), column.to_pylist()))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"column {name!r} has a text that is not UTF-8") from error
+            except OverflowError as error:
+                raise ValueError(f"column {name!r} has a date or a time that is not in the years 1 to 9999") from error
         prefix = f"{_as_json(name)}: "
         encoded.append([prefix + text for text in texts])
     fixed = [f"{_as_json(name)}: {_as_json(value)}" for name, value in constants.items()]

@@ -6,11 +6,22 @@ import os
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataLossError, StorageError
-from penstock.spark.files.source import FileEntry, FileLog, check_unchanged, count_records, list_new_files
+from penstock.spark.files.source import (
+    Content,
+    FileEntry,
+    FileLog,
+    check_unchanged,
+    count_records,
+    list_new_files,
+    records,
+)
 
 
 def entry(path: str) -> FileEntry:
@@ -58,6 +69,47 @@ def test_lines_are_counted(tmp_path: Path, content: bytes, lines: int) -> None:
     assert [count_records(str(path), "lines", 0) for path in (plain, packed)] == [lines, lines]
     assert count_records(str(plain), "lines", 1) == max(0, lines - 1)
     assert count_records(str(plain), "whole", 0) == 1
+
+
+_LATE = 253_402_300_800_000_000
+"""The first microsecond after the year 9999."""
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        (pa.array([b"a", b"\xff"]).view(pa.string()), "column 'a' has a text that is not UTF-8"),
+        (
+            pa.array([0, _LATE]).view(pa.timestamp("us")),
+            "column 'a' has a date or a time that is",
+        ),
+        (pa.array([_LATE // 86_400_000_000], pa.int32()).view(pa.date32()), "column 'a' has a date or a time that is"),
+    ],
+)
+def test_a_file_with_a_value_that_is_no_json_is_named(tmp_path: Path, column: pa.Array[Any], why: str) -> None:
+    pq.write_table(pa.table({"n": range(len(column)), "a": column}), tmp_path / "a.parquet")
+    (found,) = list_new_files(str(tmp_path), "parquet", 0, set())
+    with pytest.raises(StorageError, match=re.escape(f"{found.path!r} cannot be read\n  why: {why}")):
+        list(records([(found, 0, found.size)]))
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": range(10_000)}), tmp_path / "a.parquet")
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[50:5_000] = bytes(4_950)
+    (tmp_path / "a.parquet").write_bytes(content)
+    (found,) = list_new_files(str(tmp_path), "parquet", 0, set())
+    with pytest.raises(StorageError, match=re.escape(f"{found.path!r} cannot be read")):
+        list(records([(found, 0, found.size)]))
+    (tmp_path / "b.parquet").write_bytes(b"not a file of Parquet")
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"x\n" * 1000)[:-9])
+    damaged: list[tuple[str, Content]] = [("b.parquet", "parquet"), ("b.gz", "lines")]
+    for name, kind in damaged:
+        path = str(tmp_path / name)
+        with pytest.raises(StorageError, match=re.escape(f"{path!r} cannot be read\n  why: ")):
+            count_records(path, kind, 0)
+    with pytest.raises(FileNotFoundError):
+        count_records(str(tmp_path / "none"), "lines", 0)
 
 
 def test_a_file_that_is_no_longer_what_it_was_is_a_loss(tmp_path: Path) -> None:
