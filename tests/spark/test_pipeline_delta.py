@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -21,12 +22,14 @@ from penstock.pipelines.sinks.maintenance import maintain, maintained_at
 from penstock.pipelines.sinks.migration import migrate
 from penstock.pipelines.sinks.partitions import mark_unpartitionable
 from penstock.pipelines.sinks.remote_delta import RemoteDeltaTable
+from penstock.pipelines.sinks.table import files
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.sinks import Sink, TableSink
 from penstock.spark.environment import jars
 from penstock.spark.files.source import FileLog, FilesStreamReader
 from tests.spark.pipelines import Setup
+from tests.spark.processes import DEADLINE_S, until
 from tests.spark.test_pipeline_steps import apply, no_lookup, steps
 from tests.spark.test_pipeline_steps import rows as records
 
@@ -206,6 +209,46 @@ def test_a_pipeline_writes_delta_tables_and_one_that_was_migrated(
     for accounts in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
         assert (accounts.off, accounts.unknown) == ((), ())
         assert accounts.counts.out + accounts.counts.dead == 5
+
+
+MISSING = """
+name: {name}
+source: {{topics: [{topic}], master: "{master}"}}
+statestore: {{broker: "{broker}"}}
+steps:
+  - {{name: parsed, parse: {{schema: "k STRING NOT NULL, n INT"}}}}
+sinks:
+  - {{name: rows, table: {{path: "{lake}/rows"}}}}
+  - {{name: files, table: {{path: "{lake}/files", format: parquet}}}}
+"""
+
+
+@pytest.mark.parametrize("sink", ["rows", "files"])
+def test_a_table_that_disappears_is_not_created_again(sink: str, setup_of: Callable[[str], Setup]) -> None:
+    setup = setup_of(MISSING)
+    path = setup.lake / sink
+    setup.send(message("a", 1), message("b", 2))
+
+    def lose_the_table() -> None:
+        with setup.running() as run:
+            until(lambda: sum(entry.out for entry in setup.ledger.entries(sink)) == 2, "two rows are written")
+            path.rename(setup.lake / "moved")
+            setup.send(message("c", 3))
+            run.exception(DEADLINE_S)
+
+    with pytest.raises(PenstockError, match=f"sink '{sink}': table .* with 2 rows in it") as lost:
+        lose_the_table()
+    assert "mount the volume" in (lost.value.hint or "")
+    started = len(setup.events)
+    with pytest.raises(PenstockError, match=f"sink '{sink}': table .* with 2 rows in it"):
+        setup.run()
+    assert [event["event"] for event in setup.events[started:]] == ["starting"]
+    assert files(path) == []
+    # Of the other sink, nothing is lost, and nothing is repeated.
+    setup.run(new_tables=True)
+    assert sum(len(pq.read_table(file)) for file in files(path)) == 1
+    other = next(name for name in ("rows", "files") if name != sink)
+    assert sum(len(pq.read_table(file)) for file in files(setup.lake / other)) == 3
 
 
 def read(path: Path, log: Path, **options: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.state_dir.versions import CurrentVersion, PipelineFile
     from penstock.spark.files.object_storage import StoragePath
 
-__all__ = ["apply", "file_to_run"]
+__all__ = ["agree", "apply", "file_to_run"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ANSWER_S = 10.0
@@ -178,7 +179,7 @@ def _check(
 
 
 def _agreed(found: list[PlanChange], *, yes: bool) -> bool:
-    """Return True if a renamed sink may write again what it has written, after asking.
+    """Return True if a renamed sink may write again what it has written, or a sink create a table again, after asking.
 
     Raises:
         RefusedError: the answer is no, or there is no terminal to ask at.
@@ -186,14 +187,20 @@ def _agreed(found: list[PlanChange], *, yes: bool) -> bool:
     from penstock.pipelines.ledger.plan_changes import ASKED
 
     asked = [change for change in found if change.mark == ASKED]
-    for change in asked:
-        if yes:
-            continue
-        if not sys.stdin.isatty() or not confirmed(f"{change.what} {change.text}. Write the records again?"):
-            raise RefusedError(
-                f"{change.what} {change.text}", hint="keep the previous name, or add --yes to write the records again"
-            )
+    if not yes:
+        agree(asked)
     return bool(asked)
+
+
+def agree(asked: Sequence[PlanChange]) -> None:
+    """Ask for agreement to each of the changes ``asked``.
+
+    Raises:
+        RefusedError: the answer is no, or there is no terminal to ask at.
+    """
+    for change in asked:
+        if not sys.stdin.isatty() or not confirmed(f"{change.what}: {change.text}. {change.question}"):
+            raise change.refusal()
 
 
 def _apply_without_run(broker: str, name: str, state: StoragePath, number: int) -> None:

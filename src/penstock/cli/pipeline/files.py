@@ -580,9 +580,11 @@ def show_plan(
     effect of a run that lost its lease. With --mermaid: the graph.
 
     For a pipeline that has run, also the changes since: + new, ~ changed, - removed, = continues, ? a renamed sink that
-    would write all records again, for which a run asks, ! cannot continue from its checkpoint or in its table. In the
-    last case, and if a table that exists does not fit, a run would fail, and the exit status is 1.
+    would write all records again, or a table that was written and does not exist any more, for which a run asks, !
+    cannot continue from its checkpoint or in its table. In the last case, and if a table does not exist any more or
+    does not fit, a run would fail, and the exit status is 1.
     """
+    from penstock.pipelines.ledger.missing_tables import check_missing_tables
     from penstock.pipelines.ledger.plan_changes import (
         REFUSED,
         changes,
@@ -625,6 +627,7 @@ def show_plan(
             note(f"not compared with the tables: {error.what}; {error.why}")
     check_topics(pipeline)
     check_feeds(pipeline)
+    check_missing_tables(pipeline, state)
     if any(change.mark == REFUSED for change in found or ()):
         raise typer.Exit(1)
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Json, Yes, confirmed, duration_option
+from penstock.cli.options import Json, Yes, duration_option
 from penstock.cli.output import note, print_json
-from penstock.cli.pipeline.apply import file_to_run
+from penstock.cli.pipeline.apply import agree, file_to_run
 from penstock.cli.pipeline.completion import complete_file_or_running_name
 from penstock.cli.pipeline.display import display
 from penstock.cli.pipeline.options import (
@@ -34,7 +34,7 @@ from penstock.cli.pipeline.options import (
     run_of,
     state_of,
 )
-from penstock.errors import ConfigError, PenstockError, RefusedError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.pipelines.run.run import RunOptions
@@ -137,10 +137,10 @@ def run(
     if replay is None:
         state = state_of(pipeline.name, state_dir)
         version, pipeline, warnings = file_to_run(files[0], pipeline, state)
-        _ask_about_changes(pipeline, state, yes=yes)
+        new_tables = _ask_about_changes(pipeline, state, yes=yes)
         running = pipeline
     else:
-        warnings = _warnings_of(pipeline, replay)
+        warnings, new_tables = _warnings_of(pipeline, replay), yes
         running, state = replay.pipeline, replay.state
     with needs_spark():
         from penstock.pipelines.run.driver import jars_of, start_java_in_thread
@@ -171,6 +171,7 @@ def run(
             debug=debug,
             file=version,
             java=java,
+            new_tables=new_tables,
         )
         run_pipeline(running, state=state, options=options, emit=screen.show_event, stop=stop)
     if screen.has_dead and not as_json:
@@ -213,6 +214,7 @@ def _run_several(
     members: dict[str, Member] = {}
     written: dict[str, str] = {}
     refused: dict[str, PenstockError] = {}
+    new_tables = False
     for file in files:
         try:
             pipeline = load(file)
@@ -223,7 +225,8 @@ def _run_several(
             state = state_of(pipeline.name, state_dir, is_parent=True)
             version, pipeline, warnings = file_to_run(file, pipeline, state)
             paths = _tables_of_its_own(file, pipeline, written)
-            _ask_about_changes(pipeline, state, yes=yes)
+            # Each of the others has all its tables, or is refused.
+            new_tables |= _ask_about_changes(pipeline, state, yes=yes)
             written |= paths
             members[pipeline.name] = Member(pipeline, state, version, warnings)
         except PenstockError as error:
@@ -234,7 +237,8 @@ def _run_several(
         for name, refusal in refused.items():
             screen.show_event({"event": "failed", "pipeline": name, "error": str(refusal)})
         if members:
-            options = replace(options, progress_s=screen.progress_s if progress is None else progress)
+            progress_s = screen.progress_s if progress is None else progress
+            options = replace(options, progress_s=progress_s, new_tables=new_tables)
             errors = run_all(list(members.values()), options=options, emit=screen.show_event, stop=stop)
     stopped = [name for name in members if name not in errors]
     if as_json:
@@ -272,23 +276,19 @@ def _tables_of_its_own(file: Path, pipeline: Pipeline, written: Mapping[str, str
     return found
 
 
-def _ask_about_changes(pipeline: Pipeline, state: StoragePath, *, yes: bool) -> None:
-    """Ask before a run that writes again what a sink with another name has written.
+def _ask_about_changes(pipeline: Pipeline, state: StoragePath, *, yes: bool) -> bool:
+    """Ask before a run that writes again what a sink with another name has written, or creates a table again; return
+    True if the answer is yes.
 
     Raises:
         RefusedError: the answer is no, or there is no terminal to ask at.
     """
     from penstock.pipelines.ledger.plan_changes import ASKED, changes
 
-    for change in changes(pipeline, state) or ():
-        if change.mark != ASKED or yes:
-            continue
-        if not sys.stdin.isatty():
-            raise RefusedError(
-                f"{change.what} {change.text}", hint="keep the previous name, or add --yes to write the records again"
-            )
-        if not confirmed(f"{change.what} {change.text}. Write the records again?"):
-            raise RefusedError(f"{change.what} was not started", hint="keep the previous name of the sink")
+    asked = [change for change in changes(pipeline, state) or () if change.mark == ASKED]
+    if not yes:
+        agree(asked)
+    return bool(asked)
 
 
 def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.ledger.missing_tables import missing_tables
 from penstock.pipelines.sinks.registered_values import check_value_schema
 from penstock.pipelines.sinks.table import check_partitions, check_types, writers
 from penstock.pipelines.spec.columns import sink_types
@@ -59,6 +60,14 @@ class PlanChange(NamedTuple):
     mark: str
     what: str
     text: str
+    why: str | None = None
+    hint: str | None = None
+    question: str | None = None
+    """The question that agrees to the change, if the mark is ``ASKED``."""
+
+    def refusal(self) -> RefusedError:
+        """Return the error of a command for a change that the user has not agreed to."""
+        return RefusedError(f"{self.what}: {self.text}", why=self.why, hint=self.hint)
 
 
 def remember(pipeline: Pipeline, state: StoragePath) -> None:
@@ -135,6 +144,7 @@ def _sinks(
 ) -> Iterator[PlanChange]:
     ledger = Ledger(layout.ledger(state))
     refused = incompatible_sinks(pipeline, state) | _incompatible_tables(pipeline) | _written_tables(pipeline, state)
+    missing = missing_tables(pipeline, state)
     were = {query["sink"]: query for query in before.get("queries", ())}
     for query in now["queries"]:
         name = query["sink"]
@@ -142,12 +152,17 @@ def _sinks(
         if name in refused:
             what = refused[name].what.removeprefix(f"sink {name!r}: ")
             yield PlanChange(REFUSED, f"sink {name}", f"{what}; {refused[name].why}")
+        elif (lost := missing.get(name)) is not None:
+            error = lost.error()
+            yield PlanChange(ASKED, f"sink {name}", error.what, error.why, error.hint, "Create a new table?")
         elif not layout.checkpoint(state, name).exists():
             renamed = _renamed_from(query, were, now)
             if renamed is None:
                 yield PlanChange(ADDED, f"sink {name}", "starts with the first record of its sources")
             else:
-                yield PlanChange(ASKED, f"sink {name}", _repetition(pipeline, name, renamed))
+                hint = "keep the previous name, or add --yes to write the records again"
+                text, question = _repetition(pipeline, name, renamed), "Write the records again?"
+                yield PlanChange(ASKED, f"sink {name}", text, hint=hint, question=question)
         else:
             text = "continues where it ended" if last is None else f"continues after batch {last.batch}"
             was = were.get(name, query)
@@ -170,7 +185,8 @@ def _sinks(
 def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, repeats: bool = False) -> None:
     """Check that a run of ``before`` can continue as ``after`` without a new start.
 
-    ``repeats``: a sink with a new name may write again what another one has written.
+    ``repeats``: a sink with a new name may write again what another one has written, and a sink whose table does not
+    exist any more may create a new one.
 
     Raises:
         RefusedError: it cannot, or the checkpoints or the tables of the sinks do not support the change.
@@ -210,9 +226,7 @@ def check_applicable(before: Pipeline, after: Pipeline, state: StoragePath, *, r
         )
     for change in found_changes:
         if change.mark == ASKED and not repeats:
-            raise RefusedError(
-                f"{change.what} {change.text}", hint="keep the previous name, or add --yes to write the records again"
-            )
+            raise change.refusal()
 
 
 def check_table_types(pipeline: Pipeline) -> None:

@@ -141,7 +141,10 @@ class StopResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """Request ``id`` to the run ``run`` to use ``version``; ``repeats``: a renamed sink may write all records again."""
+    """Request ``id`` to the run ``run`` to use ``version``.
+
+    ``repeats``: a renamed sink may write all records again, and a sink may create a table that does not exist any more.
+    """
 
     id: str
     run: str

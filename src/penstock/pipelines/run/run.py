@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.pipelines.catalyst import silence_java
 from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.ledger.missing_tables import check_missing_tables, missing_table, missing_tables
 from penstock.pipelines.ledger.plan_changes import (
     check_applicable,
     check_new_sinks,
@@ -68,6 +69,7 @@ from penstock.pipelines.sources.changes import AsOfJoins
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.spec.description import graph
 from penstock.pipelines.spec.pipeline import Pipeline, plan
+from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.steps import registries_of
 from penstock.pipelines.spec.values import (
     BROKER_VARIABLE,
@@ -141,6 +143,8 @@ class RunOptions:
     """Base URL of a receiver of OTLP over HTTP, to which a span for each batch is sent; it needs the extra `otel`."""
     file: PipelineFile | None = None
     """The file of the pipeline, which ``penstock pipeline apply`` can replace while it runs; None: it cannot."""
+    new_tables: bool = False
+    """Create tables again that sinks have written, and that do not exist any more; False: refuse to run."""
     on_start: Callable[[Read], None] | None = None
     """Called with a function that returns the newest progress by sink, from any thread."""
 
@@ -192,6 +196,8 @@ class _PipelineRun:
         """The version before, while the one in operation is on trial."""
         self._request: ApplyRequest | None = None
         """The request for the version that is on trial."""
+        self._new_tables: set[str] = set()
+        """The sinks that may create their table again."""
         self._change: _Change | None = None
         """The version that the run puts into operation once its queries are stopped."""
         self._store = WriteBack(
@@ -222,6 +228,7 @@ class _PipelineRun:
         check_shapes(pipeline, self._state)
         check_table_types(pipeline)
         check_new_sinks(pipeline, self._state)
+        self._check_tables()
         try:
             # Report a wrong address or topic immediately, not after Spark has started.
             check_master(self._options.spark_master)
@@ -240,6 +247,24 @@ class _PipelineRun:
                 self._run_with_lease()
         finally:
             store.close()
+
+    def _check_tables(self) -> None:
+        """Check that the tables that were written exist, unless the caller lets the run create new ones.
+
+        Raises:
+            RefusedError: one does not.
+        """
+        if not self._options.new_tables:
+            check_missing_tables(self._pipeline, self._state)
+            return
+        for name, found in missing_tables(self._pipeline, self._state).items():
+            self._new_tables.add(name)
+            self._emit_event("warning", text=f"sink {name!r}: {found.error().what}; the run creates a new table")
+
+    def _check_new_table(self, sink: Sink) -> None:
+        """Check that ``sink`` may create its table. Called in Spark's threads."""
+        if sink.name not in self._new_tables and (found := missing_table(sink, self._state)) is not None:
+            raise found.error()
 
     def _run_with_lease(self) -> None:
         token, waiting = self._start_to_acquire()
@@ -417,7 +442,9 @@ class _PipelineRun:
             barrier=self._barrier,
             report=self._done.put,
             with_lookup=store_lookup(pipeline.statestore.url, self._state),
-            targets=Targets(pipeline, self._store, dead_letters, self._show, self._state, version),
+            targets=Targets(
+                pipeline, self._store, dead_letters, self._show, self._state, version, self._check_new_table
+            ),
             as_of=as_of,
         )
         builder = QueryBuilder(pipeline, self._spark, self._state, context)
@@ -480,6 +507,8 @@ class _PipelineRun:
             return
         pipeline = stored_version(self._state, request.version).load()
         check_applicable(self._pipeline, pipeline, self._state, repeats=request.repeats)
+        if request.repeats:
+            self._new_tables |= missing_tables(pipeline, self._state).keys()
         check_topics(pipeline)
         for text in [*check_sinks(pipeline), *_check_registries(pipeline)]:
             self._emit_event("warning", text=text)
@@ -744,6 +773,7 @@ def run(
             up, the checkpoints do not support a change of the file, a step cannot be built, metrics cannot be served at
             the address, or Spark Connect is selected.
         StorageError: the state directory, or that of a table, is not writable.
+        RefusedError: a table that a sink has written does not exist any more; see ``new_tables``.
         UnavailableError: the node or TubeMQ remained unavailable, or another run holds the lease.
         DataLossError: a dedupe by arrival dropped records, see its message.
         PenstockError: the lease was lost, or a query failed permanently. If retention has deleted records that some

@@ -140,7 +140,7 @@ class Targets:
     """Targets of the sinks of a run; ``show`` is called for console sinks with sink, batch and lines of JSON.
 
     ``state``: the pipeline's state directory, for rows on their way to a sink. ``version``: that of the pipeline file,
-    for the ledger.
+    for the ledger. ``check_new`` is called before a sink creates a table, and raises an error if it must not.
     """
 
     pipeline: Pipeline
@@ -149,6 +149,7 @@ class Targets:
     show: Callable[[str, int, list[str]], None]
     state: StoragePath
     version: int | None = None
+    check_new: Callable[[Sink], None] = lambda _: None
 
     def staged(self, sink: str) -> StoragePath:
         """Return a new directory for rows of one attempt on their way to ``sink``."""
@@ -375,7 +376,7 @@ class SinkWriter:
         """Return the table of ``sink``."""
         assert sink.table is not None
         if sink.table.format == "parquet":
-            return self._parquet(sink.name, Path(sink.table.path))
+            return self._parquet(sink.name, Path(sink.table.path), partial(self.targets.check_new, sink))
         query = self._checkpoint.query_id()
         if sink.table.is_remote:
             return RemoteDeltaTable(sink.table, sink.name, query)
@@ -389,15 +390,17 @@ class SinkWriter:
                 sink.table.partitions,
                 partial(self.targets.staged, sink.name),
                 change_data_feed=sink.table.change_data_feed,
+                check_new=partial(self.targets.check_new, sink),
             )
         table = self._tables[key]
         assert isinstance(table, DeltaWriter)
         return table
 
-    def _parquet(self, writer: str, path: StoragePath) -> Table:
+    def _parquet(self, writer: str, path: StoragePath, check_new: Callable[[], None] = lambda: None) -> Table:
         key = (writer, str(path))
         if key not in self._tables:
-            self._tables[key] = Table(path, writer, self._checkpoint.query_id(), partial(self.targets.staged, writer))
+            staging = partial(self.targets.staged, writer)
+            self._tables[key] = Table(path, writer, self._checkpoint.query_id(), staging, check_new)
         table = self._tables[key]
         assert isinstance(table, Table)
         return table

@@ -195,7 +195,8 @@ class DeltaWriter:
     Create one object for a run: it removes what earlier attempts of the writer left, and keeps the table loaded.
 
     ``staging`` returns a new directory for files that Spark writes, if the table is in a bucket. ``change_data_feed``:
-    set the property of the table, also of one that exists.
+    set the property of the table, also of one that exists. ``check_new`` is called before a batch creates the table,
+    and raises an error if it must not.
 
     Raises:
         PenstockError: the table has batches that this writer appended with another checkpoint.
@@ -212,11 +213,13 @@ class DeltaWriter:
         staging: Callable[[], StoragePath] | None = None,
         *,
         change_data_feed: bool = False,
+        check_new: Callable[[], None] = lambda: None,
     ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
         self.path = path = absolute_path(path)
         self._staging = staging
         self._change_data_feed = change_data_feed
+        self._check_new = check_new
         self.writer = writer
         self._id = transaction_id(writer, query)
         self._keys = tuple(keys)
@@ -336,6 +339,7 @@ class DeltaWriter:
             return self._refresh(self._known)
         check_fields(self.path, self.writer, fields)
         if not is_delta_table(self.path):
+            self._check_new()
             _create(self.path, fields, self._partitions, change_data_feed=self._change_data_feed)
             self._sync(-1)
         return self._load()
@@ -348,6 +352,8 @@ class DeltaWriter:
         """Load what was committed since, unless the next version can be created without that; return the table."""
         if not known.is_valid():
             # deltalake reads versions again that it has loaded, and these may have been removed.
+            if not is_delta_table(self.path):
+                self._check_new()
             return self._load()
         if not self._can_create(known, known.version + 1):
             known.table.update_incremental()

@@ -82,6 +82,7 @@ __all__ = [
     "commits",
     "delete_rows",
     "files",
+    "has_table",
     "read",
     "writers",
 ]
@@ -116,15 +117,22 @@ class Table:
     batches of another checkpoint. Checking the newest commit is sufficient. The check lists all commits, so create one
     object for a run, not one for each batch.
 
-    ``staging`` returns a new directory for files that Spark writes, if the table is in a bucket.
+    ``staging`` returns a new directory for files that Spark writes, if the table is in a bucket. ``check_new`` is
+    called before a batch creates a local table, and raises an error if it must not.
     """
 
     def __init__(
-        self, path: StoragePath, writer: str, query: str, staging: Callable[[], StoragePath] | None = None
+        self,
+        path: StoragePath,
+        writer: str,
+        query: str,
+        staging: Callable[[], StoragePath] | None = None,
+        check_new: Callable[[], None] = lambda: None,
     ) -> None:
         # Relative paths refer to the working directory of this process, not of the JVM, which writes the files.
         self.path = path = absolute_path(path)
         self._staging = staging
+        self._check_new = check_new
         self.writer = writer
         self.query = query
         self._own = sorted(batch for of, batch in _named(path) if of == writer)
@@ -180,6 +188,12 @@ class Table:
         if before is not None or not count:
             self._remove(attempt, names)
             return 0 if before is None else before.rows
+        if not isinstance(self.path, ObjectPath) and not (self.path / "_commits").exists():
+            try:
+                self._check_new()
+            except PenstockError:
+                self._remove(attempt, names)
+                raise
         # The names of files are unique, so other attempts use other names.
         directory = self._place(batch, attempt, names)
         left = (
@@ -291,6 +305,11 @@ class Table:
                 sync_directory(parent)
         shutil.rmtree(attempt, ignore_errors=True)
         return directory
+
+
+def has_table(path: StoragePath) -> bool:
+    """Return True if there is a Delta table, or a Parquet table with a committed batch, at ``path``."""
+    return is_delta_table(path) or any(_named(path)) or bool(_segments(path))
 
 
 def commits(path: StoragePath) -> list[Commit]:

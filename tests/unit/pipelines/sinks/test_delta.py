@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -102,6 +103,28 @@ def test_each_batch_is_in_the_table_once_also_batch_0(tmp_path: Path) -> None:
     assert delta_writers(tmp_path / "t") == {"rows": {"q": 4}}
     assert writers(tmp_path / "t") == {"rows": 5}
     assert list((tmp_path / "t" / "_attempts").iterdir()) == []
+
+
+@pytest.mark.parametrize("keys", [(), ("n",)])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_table_that_must_not_be_created_is_not(tmp_path: Path, keys: Sequence[str], *, is_known: bool) -> None:
+    """Neither by the first batch of a writer nor by a later one, after the table was removed."""
+    path, refuses = tmp_path / "t", not is_known
+
+    def check() -> None:
+        if refuses:
+            raise PenstockError("no")
+
+    writer = DeltaWriter(path, "rows", "q", keys, check_new=check)
+    if is_known:
+        commit(writer, 0)
+        shutil.rmtree(path)
+        refuses = True
+    for _ in range(2):
+        with pytest.raises(PenstockError, match=r"^no$"):
+            commit(writer, 1)
+    assert not is_delta_table(path)
+    assert [each for each in path.rglob("*") if not each.is_dir()] == []
 
 
 def test_a_batch_without_rows_is_no_version(tmp_path: Path) -> None:

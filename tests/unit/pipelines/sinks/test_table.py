@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from pyspark.sql import DataFrame
 from penstock.errors import PenstockError, StorageError
 from penstock.pipelines.sinks import table as table_module
 from penstock.pipelines.sinks.parquet import read_file, write_file
-from penstock.pipelines.sinks.table import Table, commits, delete_rows, files, writers
+from penstock.pipelines.sinks.table import Table, commits, delete_rows, files, has_table, writers
 from penstock.pipelines.state_dir.layout import create_json, write_json, write_text
 
 
@@ -120,6 +121,27 @@ def test_old_commits_are_in_segments_and_nothing_of_them_is_lost(tmp_path: Path)
     assert state(tmp_path) == of_batches(range(2), "late") + of_batches(numbers)
     with pytest.raises(PenstockError, match="another checkpoint"):
         Table(tmp_path, "rows", "q2")
+
+
+def test_a_table_that_must_not_be_created_is_not(tmp_path: Path) -> None:
+    path, refuses = tmp_path / "t", False
+
+    def check() -> None:
+        if refuses:
+            raise PenstockError("no")
+
+    table = Table(path, "rows", "q1", check_new=check)
+    assert not has_table(path)
+    assert table.write(0, rows("a"), 1) == 1
+    assert has_table(path)
+    refuses = True
+    assert table.write(1, rows("b"), 1) == 1
+    shutil.rmtree(path)
+    for target in (table, Table(path, "rows", "q1", check_new=check)):
+        with pytest.raises(PenstockError, match=r"^no$"):
+            target.write(2, rows("c"), 1)
+    assert not has_table(path)
+    assert [each for each in path.rglob("*") if not each.is_dir()] == []
 
 
 @pytest.mark.usefixtures("segments")
