@@ -627,6 +627,18 @@ def test_a_text_that_a_sink_cannot_send_is_a_dead_letter(
     assert [row["_dead"] and row["_dead"]["code"] for row in found] == codes
 
 
+def test_a_deadband_compares_no_text_that_is_not_utf8(spark: SparkSession) -> None:
+    """Python cannot decode it: the task would fail at each attempt."""
+    invalid = {"name": "m", "map": {"compute": {"note": "IF(note = 'x', CAST(X'FF' AS STRING), note)"}}}
+    values = [GOOD, GOOD.replace(b'"n"', b'"x"'), GOOD]
+    sides = ({"by": ["note"], "columns": {"flow": "change"}}, {"by": ["t"], "columns": {"note": "change"}})
+    for given in sides:
+        made = steps(PARSE, invalid, {"name": "d", "deadband": {"time": "t", **given}})
+        found = apply(rows(spark, *values), made, no_lookup).orderBy("_source.offset")
+        outcomes = found.selectExpr("_dead.code", "_filtered").collect()
+        assert [tuple(row) for row in outcomes] == [(None, None), ("deadband.value", None), (None, "d")]
+
+
 @pytest.mark.parametrize(
     ("step", "message"),
     [

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     FloatType,
     MapType,
     NumericType,
+    StringType,
     StructType,
     TimestampType,
     VariantType,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CompareRows", "deadband_step"]
 
+NO_TEXT = "deadband.value"
+"""Code of rows with a text that cannot be compared."""
 _MARKS = "_deadband"
 """Column with what the comparison needs of a row."""
 _BATCH = "streaming.sql.batchId"
@@ -71,7 +74,13 @@ def deadband_step(
     if state is not None:
         buckets = stored_buckets(state, buckets)
     without = sf.lit(f"column {deadband.time!r} is null, so it has no place in the order of rows")
-    rows = mark_dead(rows, name, [(NO_TIME, sf.when(time.isNull(), without))])
+    texts = [each for each in (*deadband.by, *deadband.columns) if isinstance(kinds[each], StringType)]
+    invalid = (
+        sf.when(~sf.is_valid_utf8(quoted_column(each)), sf.lit(f"column {each!r} is not UTF-8, so it is not compared"))
+        for each in texts
+    )
+    failures = [(NO_TIME, sf.when(time.isNull(), without)), *((NO_TEXT, reason) for reason in invalid)]
+    rows = mark_dead(rows, name, failures)
     # Apache's brokers do not return the append time of a record; in a stream the current time is that of the batch.
     arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
     marks = sf.struct(
