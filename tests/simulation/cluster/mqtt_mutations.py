@@ -188,7 +188,7 @@ PLANTS: Final[dict[Plant, tuple[int, tuple[str, ...]]]] = {
     acknowledged_early: (11, TAKEOVERS),
     answered_early: (2, TAKEOVERS),
     sent_without_lease: (7, ("pause", "slow", "cut")),
-    preload_not_compared: (29, ("slow", "handover", "cut")),
+    preload_not_compared: (23, ("slow", "handover")),
     session_not_loaded: (0, TAKEOVERS),
     identifier_not_loaded: (12, TAKEOVERS),
     release_not_loaded: (5, TAKEOVERS),

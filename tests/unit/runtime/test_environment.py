@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -149,10 +148,11 @@ def test_an_environment_that_cannot_be_opened_again_is_opened_by_the_next_transa
     environment.close()
 
 
-def test_an_environment_whose_directory_was_removed_fails_at_the_next_transaction(tmp_path: Path) -> None:
+@pytest.mark.parametrize("removed", ["data", "data/data.mdb"])
+def test_an_environment_that_was_removed_fails_at_the_next_transaction(tmp_path: Path, removed: str) -> None:
     environment = an_environment(tmp_path / "data")
     rows_of(environment)
-    shutil.rmtree(tmp_path / "data")
+    (tmp_path / removed).rename(tmp_path / "elsewhere")
     release_pages()  # it runs on its own and raises nothing
     with pytest.raises(StorageError, match="writing failed") as caught:
         environment.transact(lambda t: t.put(b"k", b"v", db=environment.tables["rows"]), "writing")

@@ -92,7 +92,7 @@ def apply(
     _check(pipeline, state, current, holder, found)
     if dry_run:
         if as_json:
-            print_json({"pipeline": name, "run": holder.run, "changes": [change._asdict() for change in found]})
+            print_json({"pipeline": name, "run": holder.run, "changes": [change.as_json() for change in found]})
         return
     repeats = _agreed(found, yes=yes)
     if number is None:

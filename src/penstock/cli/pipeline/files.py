@@ -612,7 +612,7 @@ def show_plan(
     found, letters = changes(pipeline, state), letter_sinks(letter_writers(state))
     if as_json:
         print_json(
-            {**as_data(pipeline, letters), "changes": None if found is None else [each._asdict() for each in found]}
+            {**as_data(pipeline, letters), "changes": None if found is None else [each.as_json() for each in found]}
         )
     else:
         sys.stdout.write(as_text(pipeline, letters, text_width(WIDTH)))

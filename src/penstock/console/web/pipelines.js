@@ -121,7 +121,7 @@ function Letters({ name, show }) {
     ${error && html`<${Failure} error=${error} />`}${count !== null && html`<p role="status">${count === 0 ? "No dead letter is open." : `${counted(count, "dead letter")} ${count === 1 ? "is" : "are"} open, see the graph.`}</p>`}</div>`;
 }
 
-const MARKS = { "+": ["new", "added"], "~": ["changed", "warn"], "-": ["removed", "removed"], "=": ["continues", "dim"], "?": ["asks before it writes all records again", "warn"], "!": ["cannot continue", "bad"] };
+const MARKS = { "+": ["new", "added"], "~": ["changed", "warn"], "-": ["removed", "removed"], "=": ["continues", "dim"], "?": ["asks before it starts", "warn"], "!": ["cannot continue", "bad"] };
 
 /** The changes of the pipeline's file since its last run, on demand: each request is a process. */
 function Changes({ name }) {

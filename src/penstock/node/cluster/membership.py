@@ -649,23 +649,20 @@ class ClusterMembership:
         # While clients are served: after the resignation they wait for the end of this process.
         self._save_in_time()
         self._resigned = True  # before the event loop finds that the lease has ended
-        with self._fencing:  # it then waits until the lease is revoked
-            self._leadership.resign()
-            self._end(HANDED_OVER)
+        self._leadership.resign()
+        self._fence(HANDED_OVER)
 
     def _fence(self, reason: str) -> None:
-        with self._fencing:  # others wait here for the end of the process
-            self._end(HANDED_OVER if self._resigned else reason)
-
-    def _end(self, reason: str) -> None:
-        """Save, and replace or end the process. The caller holds ``_fencing``."""
         if self._closing.is_set():
             return
-        self._save_in_time()
-        if self._draining:
-            _log.error("this node is not active any more and stops without draining: %s", reason)
-            os._exit(1)
-        self._restart(reason)
+        if self._resigned:
+            reason = HANDED_OVER
+        with self._fencing:  # others wait here for the end of the process
+            self._save_in_time()
+            if self._draining:
+                _log.error("this node is not active any more and stops without draining: %s", reason)
+                os._exit(1)
+            self._restart(reason)
 
     def _save_in_time(self) -> None:
         """Call :meth:`_save` for a limited time: a disk may hang.

@@ -36,8 +36,8 @@ class MissingTable(NamedTuple):
             f"table {self.path!r} does not exist, and the ledger has {batches} with {rows} in it",
             why="it was removed, or its volume is not mounted; a new table would begin with the next batch, without "
             "these rows",
-            hint="mount the volume, or restore the table; if it was removed on purpose, run with --yes, which creates "
-            "a new table",
+            hint="mount the volume, or restore the table; if it was removed on purpose, add --yes, which creates a new "
+            "table",
         )
 
 

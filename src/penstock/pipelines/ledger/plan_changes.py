@@ -65,6 +65,10 @@ class PlanChange(NamedTuple):
     question: str | None = None
     """The question that agrees to the change, if the mark is ``ASKED``."""
 
+    def as_json(self) -> dict[str, str]:
+        """Return the change for programs."""
+        return {"mark": self.mark, "what": self.what, "text": self.text}
+
     def refusal(self) -> RefusedError:
         """Return the error of a command for a change that the user has not agreed to."""
         return RefusedError(f"{self.what}: {self.text}", why=self.why, hint=self.hint)

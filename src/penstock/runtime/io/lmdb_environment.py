@@ -105,7 +105,7 @@ class LmdbEnvironment:
         try:
             files = DirectFiles()
             files.make_dir(self.path)
-            env = self._env = self._open_handle(create=True)
+            env = self._env = self._open_handle()
             self._make_whole(env)
             # A reopened environment keeps its size.
             self._map_bytes = max(self._map_bytes, env.info()["map_size"])
@@ -130,12 +130,11 @@ class LmdbEnvironment:
                 hint="check disk and permissions, or restore the directory from a backup",
             ) from error
 
-    def _open_handle(self, *, create: bool) -> lmdb.Environment:
+    def _open_handle(self) -> lmdb.Environment:
         return lmdb.open(
             str(self.path),
             map_size=self._map_bytes,
             max_dbs=len(self.names),
-            create=create,
             sync=self.durability is Durability.DURABLE,
             writemap=False,
             mode=0o640,
@@ -292,7 +291,9 @@ class LmdbEnvironment:
         """Return the handle, which is opened again if :meth:`release_pages` closed it. Raises lmdb.Error."""
         assert self._env is not None, "open() comes first"
         if self._dropped:
-            env = self._open_handle(create=False)  # not a new one if its directory was removed
+            if not (self.path / "data.mdb").exists():  # LMDB would create a new one
+                raise lmdb.Error(f"{self.path}/data.mdb: {os.strerror(errno.ENOENT)}")
+            env = self._open_handle()
             try:
                 self._open_tables(env)
             except BaseException:

@@ -150,7 +150,7 @@ def test_plan_and_run_refuse_it(ran: Ran, capsys: pytest.CaptureFixture[str]) ->
     assert "  ? sink rows: table 'lake/rows' does not exist, and the ledger has 2 batches" in shown.out
     error = TEXT.replace("sink rows", "sink 'rows'")
     assert f"{error}\n  why: it was removed, or its volume is not mounted; " in shown.err
-    assert "  hint: mount the volume, or restore the table; if it was removed on purpose, run with --yes" in shown.err
+    assert "  hint: mount the volume, or restore the table; if it was removed on purpose, add --yes" in shown.err
     assert main(["pipeline", "plan", "p.yaml", "--json"]) == 1
     change = json.loads(capsys.readouterr().out)["changes"][0]
     assert (change["mark"], change["what"]) == ("?", "sink rows")

@@ -107,7 +107,11 @@ def _subscribe(broker: BrokerCore, session: Session, wanted: Subscription, ident
 
 
 def _has_room(broker: BrokerCore) -> bool:
-    """Return whether the broker may get another subscription; those of ended sessions make room for it."""
+    """Return whether the broker may get another subscription; those of ended sessions make room for it.
+
+    Those that a later session of their client has replaced make none, so this can remove many at once, but each only
+    once.
+    """
     most = broker.limits.max_total_subscriptions
     while broker.ending and len(broker.router) >= most:
         _remove_ended(broker)
