@@ -318,12 +318,14 @@ def _incompatible_tables(pipeline: Pipeline) -> dict[str, ConfigError]:
 
 
 def _written_tables(pipeline: Pipeline, state: StoragePath) -> dict[str, ConfigError]:
-    """Return an error for each sink that has written its table, and has no checkpoint in ``state``."""
+    """Return an error for each sink that has written its table, and whose query has no checkpoint in ``state``."""
     found = {}
-    for sink in pipeline.sinks:
+    # Late records are written by the query of their window.
+    new = [query for query in plan(pipeline) if not layout.checkpoint(state, query.sink.name).exists()]
+    for sink in (sink for query in new for sink in (query.sink, *query.late_sinks)):
         table = sink.table
         # A merge replaces the rows.
-        if table is None or table.is_remote or table.keys or layout.checkpoint(state, sink.name).exists():
+        if table is None or table.is_remote or table.keys:
             continue
         if writers(table.location).get(sink.name):
             found[sink.name] = ConfigError(

@@ -195,6 +195,28 @@ def test_a_table_that_a_sink_wrote_with_another_checkpoint_is_refused(tmp_path: 
     check_new_sinks(parse(text.replace("name: rows", "name: lines")), state)
 
 
+def test_a_table_of_late_records_has_the_checkpoint_of_its_window(tmp_path: Path) -> None:
+    table, state = tmp_path / "late", tmp_path / "state"
+    text = f"""
+name: windows
+source: {{topics: [t]}}
+steps:
+  - {{name: parsed, parse: {{schema: "at TIMESTAMP NOT NULL"}}}}
+  - name: hours
+    window: {{time: at, duration: 1 hour, watermark: 1 hour, emit: closed, aggregates: {{n: count(*)}}}}
+sinks:
+  - {{name: rows, table: {{path: {tmp_path}/rows}}}}
+  - {{name: late, from: hours.late, table: {{path: {table}}}}}
+"""
+    create_json(
+        table / "_commits" / "late-0.json", {"writer": "late", "batch": 0, "query": "q", "rows": 0, "files": []}
+    )
+    with pytest.raises(ConfigError, match="has batches that it wrote with another checkpoint"):
+        check_new_sinks(parse(text), state)
+    layout.checkpoint(state, "rows").mkdir(parents=True)
+    check_new_sinks(parse(text), state)
+
+
 def test_other_partitions_than_those_of_the_table_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t"
     text = FILE.replace("path: lake/rows", f"path: {path}, partition_by: [branch]")
