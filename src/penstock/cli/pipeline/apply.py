@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.state_dir.versions import CurrentVersion, PipelineFile
     from penstock.spark.files.object_storage import StoragePath
 
-__all__ = ["agree", "apply", "file_to_run"]
+__all__ = ["agreed", "apply", "file_to_run"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ANSWER_S = 10.0
@@ -94,7 +94,7 @@ def apply(
         if as_json:
             print_json({"pipeline": name, "run": holder.run, "changes": [change.as_json() for change in found]})
         return
-    repeats = _agreed(found, yes=yes)
+    repeats = agreed(found, yes=yes)
     if number is None:
         assert file is not None
         number = store_version(state, file)
@@ -178,7 +178,7 @@ def _check(
     check_applicable(stored_version(state, current.version).load(), pipeline, state, repeats=True)
 
 
-def _agreed(found: list[PlanChange], *, yes: bool) -> bool:
+def agreed(found: Iterable[PlanChange], *, yes: bool) -> bool:
     """Return True if a renamed sink may write again what it has written, or a sink create a table again, after asking.
 
     Raises:
@@ -187,20 +187,10 @@ def _agreed(found: list[PlanChange], *, yes: bool) -> bool:
     from penstock.pipelines.ledger.plan_changes import ASKED
 
     asked = [change for change in found if change.mark == ASKED]
-    if not yes:
-        agree(asked)
-    return bool(asked)
-
-
-def agree(asked: Sequence[PlanChange]) -> None:
-    """Ask for agreement to each of the changes ``asked``.
-
-    Raises:
-        RefusedError: the answer is no, or there is no terminal to ask at.
-    """
-    for change in asked:
+    for change in () if yes else asked:
         if not sys.stdin.isatty() or not confirmed(f"{change.what}: {change.text}. {change.question}"):
             raise change.refusal()
+    return bool(asked)
 
 
 def _apply_without_run(broker: str, name: str, state: StoragePath, number: int) -> None:

@@ -17,7 +17,7 @@ import typer
 
 from penstock.cli.options import Json, Yes, duration_option
 from penstock.cli.output import note, print_json
-from penstock.cli.pipeline.apply import agree, file_to_run
+from penstock.cli.pipeline.apply import agreed, file_to_run
 from penstock.cli.pipeline.completion import complete_file_or_running_name
 from penstock.cli.pipeline.display import display
 from penstock.cli.pipeline.options import (
@@ -283,12 +283,9 @@ def _ask_about_changes(pipeline: Pipeline, state: StoragePath, *, yes: bool) -> 
     Raises:
         RefusedError: the answer is no, or there is no terminal to ask at.
     """
-    from penstock.pipelines.ledger.plan_changes import ASKED, changes
+    from penstock.pipelines.ledger.plan_changes import changes
 
-    asked = [change for change in changes(pipeline, state) or () if change.mark == ASKED]
-    if not yes:
-        agree(asked)
-    return bool(asked)
+    return agreed(changes(pipeline, state) or (), yes=yes)
 
 
 def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
